@@ -44,11 +44,13 @@ describe.each(['gpt2', 'byte'])('the retrieval task in %s tokens', (name) => {
 
   it('trains on answers that stand behind their assignments', () => {
     const draw = random(3);
+    let firsts = 0;
     for (let round = 0; round < 10; round++) {
       const { inputs, targets } = task.trainingSequence(code, 1024, { textShare: 0, isRepeated: round < 5 }, draw);
       expect([inputs.length, targets.length]).toEqual([1024, 1024]);
       const text = `${tokenizer.decode(inputs)}${tokenizer.decode([targets[1023] === -100 ? tokenizer.encode('\n')[0] : targets[1023]])}`;
       const assigned = new Map<string, string>();
+      firsts += Number(text.startsWith('# set '));
       let questions = 0;
       for (const line of text.split('\n').slice(0, -1)) {
         const [, key, value] = /^# set ([a-z ]+): \1(\d{3})$/.exec(line) ?? [];
@@ -76,6 +78,9 @@ describe.each(['gpt2', 'byte'])('the retrieval task in %s tokens', (name) => {
       for (const [i, target] of targets.entries())
         if (target !== -100 && i + 1 < 1024) expect(inputs[i + 1]).toBe(target);
     }
+    // Some sequences begin with an assignment, and some with code.
+    expect(firsts).toBeGreaterThan(0);
+    expect(firsts).toBeLessThan(10);
   });
 
   it('asks for one passkey at a depth, and for keys at all depths', () => {

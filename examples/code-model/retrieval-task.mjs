@@ -23,8 +23,9 @@ const REPEATED = 0.2;
 const PIECE = { least: 24, most: 72, uncounted: 4 };
 /** Shortest distance between an assignment and its question, in tokens of the code: as a share of the sequence, and at most. */
 const NEAREST = { share: 1 / 16, most: 32 };
-/** Share of training sequences with few assignments. */
+/** Share of training sequences with few assignments, and of those that begin with one: the first tokens are unlike all others. */
 const SPARSE_SHARE = 0.25;
+const FIRST_SHARE = 0.5;
 
 /** A small seeded generator (mulberry32): numbers in [0, 1). */
 export function random(seed) {
@@ -95,8 +96,9 @@ export class RetrievalTask {
       pieces.push(size);
       room -= size;
     }
+    const first = draw() < FIRST_SHARE ? pairs[Math.floor(draw() * pairs.length)] : undefined;
     for (const pair of pairs) {
-      const at = draw() * (room - 2 * nearest);
+      const at = pair === first ? 0 : draw() * (room - 2 * nearest);
       lines.push({ at, tokens: pair.assignment, pair });
       for (const distance of distances(nearest, room - at, draw))
         lines.push({ at: at + distance, tokens: pair.question, pair, answer: pair.answerLength });
