@@ -77,10 +77,10 @@ async function engineSeconds(url) {
   return sum('request_queue_time_seconds') + sum('request_prefill_time_seconds');
 }
 
-/** Milliseconds to the first byte and token, and the tokens that were cached, for a prompt that begins with `start`. */
-async function measure(url, start, isOther = false) {
-  const end = isOther ? count - 100 : count;
-  const prompt = Array.from({ length: count }, (_, i) => (i * i * 7 + i * 91 + start + (i < end ? 0 : 5)) % 251);
+/** Milliseconds to the first byte and token, and the tokens that were cached, for the prompt `start` with its end changed by `end`. */
+async function measure(url, start, end = 0) {
+  const from = count - 100;
+  const prompt = Array.from({ length: count }, (_, i) => (i * i * 7 + i * 91 + start + (i < from ? 0 : end)) % 251);
   const text = Buffer.from(prompt.map((token) => 32 + (token % 95))).toString('latin1');
   const settings = { max_tokens: 2, ignore_eos: true, stream: true, return_token_ids: true };
   const body = Buffer.from(
@@ -134,7 +134,7 @@ for (const [name, isOther] of [
   ['other end', true],
 ]) {
   const all = [];
-  for (let i = 0; i < repeats; i++) all.push(await withServer((url) => measure(url, i % 2, isOther)));
+  for (let i = 0; i < repeats; i++) all.push(await withServer((url) => measure(url, i % 2, isOther ? 5 + i : 0)));
   row(name, all);
 }
 rmSync(folder, { recursive: true });

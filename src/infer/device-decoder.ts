@@ -23,6 +23,8 @@ export interface DeviceDecoderOptions extends Omit<DecodeStepOptions, 'context'>
 /** Initial capacity of the score buffers [tokens]. It is doubled when a sequence comes within `HEADROOM` of it. */
 const FIRST_CONTEXT = 8192;
 const HEADROOM = 1024;
+/** Capacity grows by this where twice as much would not leave the scores in shared memory [tokens]. */
+const SHARED_STEP = 4096;
 /** Batch sizes whose steps are kept, with their graphs and buffers. */
 const MOST_STEPS = 8;
 /** Pages are allocated for this many tokens ahead, for each sequence once in half as many steps. */
@@ -209,9 +211,10 @@ export class DeviceDecoder {
   #create(sequences: readonly CachedSequence[], longest: number): RecordedStep {
     let context = FIRST_CONTEXT;
     while (context < longest + HEADROOM) context *= 2;
-    // Twice the room is not worth it if only less keeps the scores in shared memory.
+    // Scores in shared memory are worth less room, and as little of it as possible: the L1 cache has the rest.
     const shared = decodeStepSharedContext(this.#model, sequences.length, this.#options.cluster);
-    if (longest + HEADROOM <= shared) context = Math.min(context, shared);
+    const least = SHARED_STEP * Math.ceil((longest + HEADROOM) / SHARED_STEP);
+    if (context > shared && least <= shared) context = least;
     context = Math.max(longest, Math.min(context, this.#mostContext(sequences)));
     const { graph: _, ...options } = this.#options;
     const step = new DecodeStep(this.#model, this.#cache, sequences.length, { ...options, context });
