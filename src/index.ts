@@ -2,7 +2,7 @@
  * Train, run and watch long-context language models with Native Sparse Attention.
  *
  * This entry point holds what most programs need. More is in `trefoil/ops` (operations and attention), `trefoil/data`
- * (tokenizers and batches), `trefoil/run` (files of a run, ranks), `trefoil/bench` and `trefoil/verify`. The lists are
+ * (tokenizers and batches), `trefoil/run` (files of a run, ranks), `trefoil/bench`, `trefoil/verify` and `trefoil/serve`. The lists are
  * fixed by test/api.test.ts.
  *
  * @packageDocumentation

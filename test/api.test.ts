@@ -6,6 +6,7 @@ import * as bench from '../src/exports/bench.js';
 import * as data from '../src/exports/data.js';
 import * as ops from '../src/exports/ops.js';
 import * as run from '../src/exports/run.js';
+import * as serve from '../src/exports/serve.js';
 import * as verify from '../src/exports/verify.js';
 import * as library from '../src/index.js';
 import { root, runNode } from '../src/testing/cli.js';
@@ -39,6 +40,7 @@ const VALUES: readonly [name: string, entry: object, values: string[]][] = [
   ],
   ['trefoil/bench', bench, words('benchAttention benchLinear benchTraining measurePeak trainCases')],
   ['trefoil/verify', verify, words('attend attendReference checksFor readCase summarize verifyDevice')],
+  ['trefoil/serve', serve, words('serveModel')],
 ];
 
 describe.each(VALUES)('%s', (_, entry, values) => {
@@ -46,7 +48,15 @@ describe.each(VALUES)('%s', (_, entry, values) => {
 });
 
 describe('the declarations of all entry points', () => {
-  const files = ['index', 'exports/ops', 'exports/data', 'exports/run', 'exports/bench', 'exports/verify'];
+  const files = [
+    'index',
+    'exports/ops',
+    'exports/data',
+    'exports/run',
+    'exports/bench',
+    'exports/verify',
+    'exports/serve',
+  ];
   const paths = files.map((name) => join(root, 'src', `${name}.ts`));
   const parsed = ts.getParsedCommandLineOfConfigFile(
     join(root, 'tsconfig.json'),

@@ -154,6 +154,7 @@ describe('the examples', () => {
     'training-loop': /^step 1: loss 5\.\d+, .*\n[\s\S]*^step 40: loss [01]\.\d+/m,
     'own-model': /^step 1: loss 0\.[67]\d+\n[\s\S]*^step 120: loss 0\.[0-5]\d+/m,
     streaming: /^ended: aborted after \d+ tokens in 10 pieces\ncharacters of three texts: \d+ \d+ \d+$/m,
+    serving: /^200: mine answered with \d+ tokens$/m,
     attention: /^blocks of the last token: 0 \d 4 5\n[\s\S]*^gradient of attention\.qkv: norm \d+\.\d{4}$/m,
     gpu: /^this example needs an NVIDIA GPU: no CUDA device: |^step 10: loss /m,
     evaluation: /^\d+ targets: loss 5\.\d+, perplexity \d+\.\d\nbits per byte: [78]\.\d+$/m,

@@ -1,13 +1,11 @@
 /** `trefoil serve`: serves a model over HTTP with the OpenAI API. */
-import { basename, resolve } from 'node:path';
 import type { Command } from 'commander';
 import { environmentWarnings } from '../config/legacy/environment.js';
 import { loadAssets } from '../dashboard/assets.js';
 import { UsageError } from '../errors.js';
 import { readGivenText } from '../files.js';
 import { DEFAULT_MAX_CONTEXT } from '../infer/generate.js';
-import { WorkerHost } from '../serve/host.js';
-import { startServer } from '../serve/server.js';
+import { serveModel } from '../serve/serve-model.js';
 import { deviceOption } from './shared/device.js';
 import type { Io } from './shared/io.js';
 import {
@@ -95,10 +93,9 @@ async function run(options: Options, io: Io): Promise<void> {
   const chatTemplate = options.chatTemplate === undefined ? {} : { chatTemplate: readGivenText(options.chatTemplate) };
   if (options.host !== '127.0.0.1' && options.apiKey !== undefined)
     io.warn('--api-key is visible to other users of this machine in the list of processes: use --api-key-file');
-  const id = options.name ?? basename(resolve(model));
-  let host: WorkerHost | null = null;
-  const server = await startServer(null, {
-    id,
+  let isReady = false;
+  const server = await serveModel(model, {
+    ...(options.name === undefined ? {} : { id: options.name }),
     host: options.host,
     port: options.port,
     keys,
@@ -106,39 +103,27 @@ async function run(options: Options, io: Io): Promise<void> {
     ...chatTemplate,
     ...(options.corsOrigin === undefined ? {} : { corsOrigin: options.corsOrigin }),
     pages: loadAssets(keys.length > 0 ? ['model', 'key'] : ['model']),
-    log: (line) => (host ? io.out(line) : io.err(line)),
-  });
-  io.err(`loading ${model}: ${server.url}/health answers 503 until it is ready`);
-  const engine = {
-    // The server bounds the queue; the engine takes what it accepted.
-    maxContext,
-    maxBatch,
-    maxQueued: Number.MAX_SAFE_INTEGER,
-    maxQueuedTokens: Number.MAX_SAFE_INTEGER,
-    ...(tile === undefined ? {} : { tile }),
-    ...(cacheGb === undefined ? {} : { cacheBytes: cacheGb * GB }),
-    ...(prefixCacheGb === undefined ? {} : { prefixCacheBytes: prefixCacheGb * GB }),
-    ...(prefixCacheDir === undefined ? {} : { prefixCacheDir }),
-    prefixCacheDirBytes: options.prefixCacheDirGb * GB,
-    speculate: options.speculate,
-  };
-  const settings = {
-    model,
+    log: (line) => (isReady ? io.out(line) : io.err(line)),
+    say: (line) => io.err(line),
     device: options.device,
-    engine,
     ...(options.threads === undefined ? {} : { threads: options.threads }),
     ...(options.precision === undefined ? {} : { precision: options.precision }),
-  };
-  try {
-    host = await WorkerHost.start(settings, (line) => io.err(line));
-    server.attach(host);
-    io.out(`listening on ${server.url}`);
-    await stopSignal();
-    io.err(`draining: no new requests; up to ${options.drain} s for those under way`);
-  } finally {
-    await server.drain(host ? options.drain : 0);
-    await host?.close();
-  }
+    engine: {
+      maxContext,
+      maxBatch,
+      ...(tile === undefined ? {} : { tile }),
+      ...(cacheGb === undefined ? {} : { cacheBytes: cacheGb * GB }),
+      ...(prefixCacheGb === undefined ? {} : { prefixCacheBytes: prefixCacheGb * GB }),
+      ...(prefixCacheDir === undefined ? {} : { prefixCacheDir }),
+      prefixCacheDirBytes: options.prefixCacheDirGb * GB,
+      speculate: options.speculate,
+    },
+  });
+  isReady = true;
+  io.out(`listening on ${server.url}`);
+  await stopSignal();
+  io.err(`draining: no new requests; up to ${options.drain} s for those under way`);
+  await server.close(options.drain);
 }
 
 /** Resolves at SIGTERM or SIGINT. A second signal ends the process at once. */

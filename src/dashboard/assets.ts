@@ -1,7 +1,7 @@
 /** The files of the web application, which scripts/build.mjs bundles into dist/dashboard/web. */
 import { existsSync, readFileSync } from 'node:fs';
 import { UsageError } from '../errors.js';
-import type { ServedPage } from '../serve/server.js';
+import type { ServedPage } from '../serve/options.js';
 import { HEADERS } from './security.js';
 
 /** What the server behind the pages has: runs, a model, a key that requests to the model need. */

@@ -10,6 +10,7 @@ import { parseBody } from './body.js';
 import { ApiError, asApiError } from './errors.js';
 import type { ModelHost } from './host.js';
 import { Metrics } from './metrics.js';
+import type { ListenOptions } from './options.js';
 import {
   detokenize,
   type Job,
@@ -23,33 +24,9 @@ import { Readings } from './reading.js';
 import { Turns } from './turns.js';
 
 /** Options of a server. */
-export interface ServerOptions {
+export interface ServerOptions extends ListenOptions {
   /** The name of the model in the API. */
   readonly id: string;
-  /** Default 127.0.0.1. Any address that is not loopback needs keys. */
-  readonly host?: string;
-  /** 0 takes a free port. Default 8080. */
-  readonly port?: number;
-  /** Accepted keys. Without keys the server listens on loopback only and answers only requests whose Host is loopback. */
-  readonly keys?: readonly string[];
-  /** Choices that may wait. Default 256. */
-  readonly maxQueued?: number;
-  /** Tokens of all prompts that were accepted and have not ended. Default: maxBatch + 8 times the context. */
-  readonly maxQueuedTokens?: number;
-  /** Jinja template of chats. Default: that of the model's tokenizer. */
-  readonly chatTemplate?: string;
-  /** The origin that browsers may call from; CORS is off without it. */
-  readonly corsOrigin?: string;
-  /** Static files by path, `/` among them. They need no key: a page has to be there before a key can be typed into it. */
-  readonly pages?: ReadonlyMap<string, ServedPage>;
-  /** One line of JSON per request. */
-  readonly log?: (line: string) => void;
-}
-
-/** A static file. */
-export interface ServedPage {
-  readonly headers: Readonly<Record<string, string>>;
-  readonly content: Buffer;
 }
 
 /** The routes of a model inside another server. */

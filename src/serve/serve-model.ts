@@ -1,0 +1,42 @@
+/** A model over HTTP in one call: the server in this thread, the model in a thread of its own. */
+import { basename, resolve } from 'node:path';
+import { WorkerHost } from './host.js';
+import type { ModelServer, ServeOptions } from './options.js';
+import { startServer } from './server.js';
+
+const DRAIN_SECONDS = 30;
+
+/**
+ * Serves a model with the OpenAI API. The server listens at once and answers 503 until the model is loaded; then this
+ * resolves. `model` is a run folder, a checkpoint folder, or a model.safetensors with its config.json.
+ */
+export async function serveModel(
+  model: string,
+  { device = 'auto', threads, precision, engine, say = () => {}, ...options }: ServeOptions = {},
+): Promise<ModelServer> {
+  const server = await startServer(null, { ...options, id: options.id ?? basename(resolve(model)) });
+  say(`loading ${model}: ${server.url}/health answers 503 until it is ready`);
+  const settings = {
+    model,
+    device,
+    // The server bounds the queue; the engine takes what it accepted.
+    engine: { ...engine, maxQueued: Number.MAX_SAFE_INTEGER, maxQueuedTokens: Number.MAX_SAFE_INTEGER },
+    ...(threads === undefined ? {} : { threads }),
+    ...(precision === undefined ? {} : { precision }),
+  };
+  let host: WorkerHost;
+  try {
+    host = await WorkerHost.start(settings, say);
+  } catch (error) {
+    await server.drain(0);
+    throw error;
+  }
+  server.attach(host);
+  return {
+    url: server.url,
+    close: async (seconds = DRAIN_SECONDS) => {
+      await server.drain(seconds);
+      await host.close();
+    },
+  };
+}
