@@ -28,6 +28,7 @@ __device__ __forceinline__ void query_gradient(const Branch& branch, unsigned ch
                                                const float* const (&shift)[PARTS], const float* const (&delta)[PARTS],
                                                bf16* dq) {
   static_assert(PARTS == Streamed<Branch>::PARTS, "a log-sum-exp for every branch");
+  // ---- Shared memory: Q and dO of each warpgroup's 64 rows, then the ring of K and V tiles
   const auto& rows = Streamed<Branch>::rows(branch);
   const int thread = threadIdx.x, group = thread / 128, lane = thread & 31;
   const u32 base = (shared_address(shared) + 1023) & ~1023u;
@@ -44,6 +45,7 @@ __device__ __forceinline__ void query_gradient(const Branch& branch, unsigned ch
   copies_commit();
   const u32 queries = handle(own), gradients = handle(own + PK * PANEL);
 
+  // ---- State of this thread: of a warpgroup's 64 rows it has two, a quad of lanes shares them
   const int row = group * 64 + ((thread & 127) / 32) * 16 + lane / 4;
   const int token0 = rows.token(row), token1 = rows.token(row + 8);
   float shifts[PARTS][2], deltas[PARTS][2];  // of the thread's two rows
@@ -62,6 +64,7 @@ __device__ __forceinline__ void query_gradient(const Branch& branch, unsigned ch
 #pragma unroll
     for (int i = 0; i < 32; i++) d_query[p][i] = 0.0f;
 
+  // ---- The parts of a step: S = Q*K and dP = dO*V; dQ += dS*K; P from S; dS from P and dP
   const auto multiply = [&](int k) {
     const u32 stage = handle(ring.stage(k));
     product_rows<DK>(score, queries, stage);
@@ -104,6 +107,7 @@ __device__ __forceinline__ void query_gradient(const Branch& branch, unsigned ch
 #pragma unroll
     for (int i = 0; i < 32; i++) d_score[i] = score[i] * (d_score[i] - ((i & 2) ? delta1 : delta0));
   };
+  // ---- The pipeline: dS*K of step k - 1 runs beside the products and exponentials of step k
   copies_wait<0>();
   matrix_publish();
   barrier(1 + group, 128);
@@ -138,6 +142,7 @@ __device__ __forceinline__ void query_gradient(const Branch& branch, unsigned ch
 #pragma unroll
     for (int p = 0; p < PK; p++) hold(d_query[p]);
   }
+  // ---- Output: dQ [rows, DK]
   barrier(1 + group, 128);
 #pragma unroll
   for (int p = 0; p < PK; p++)
