@@ -239,7 +239,7 @@ export class RangeStream {
   }
 }
 
-/** Index of the first element of an ascending array that is not below `value`; its length if there is none. */
+/** Index of the first element of an ascending array that is at least `value`; the length of the array if all are smaller. */
 export function firstAtLeast(ascending: Float64Array, value: number): number {
   let low = 0;
   let high = ascending.length;

@@ -17,7 +17,7 @@ export interface ListenOptions {
   readonly keys?: readonly string[];
   /** Choices that may wait. Default 256. */
   readonly maxQueued?: number;
-  /** Tokens of all prompts that were accepted and have not ended. Default: maxBatch + 8 times the context. */
+  /** Tokens of all prompts that were accepted and have not ended. Default: (`maxBatch` + 8) times the context. */
   readonly maxQueuedTokens?: number;
   /** Jinja template of chats. Default: that of the model's tokenizer. */
   readonly chatTemplate?: string;

@@ -191,7 +191,7 @@ export class PrefixCache {
     }
   }
 
-  /** The logits after a prompt of `length` tokens from their file, the first `count` of them; null if there is none. */
+  /** Reads the first `count` logits after a prompt of `length` tokens from their file; null if they were not stored. */
   async loadLogits(name: PrefixName, length: number, count: number): Promise<Float32Array | null> {
     const { files } = this;
     const logits = new Float32Array(count);

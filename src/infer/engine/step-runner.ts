@@ -34,7 +34,7 @@ export class StepRunner {
     this.#options = options;
   }
 
-  /** The shares of the step that is being computed and goes on with the next call of `run`; null if there is none. */
+  /** The shares of the step that the GPU computes and the next call of `run` completes; null if no step is in flight. */
   get launched(): readonly Share[] | null {
     return this.#inFlight[0]?.shares ?? null;
   }

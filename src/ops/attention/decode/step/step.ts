@@ -142,6 +142,11 @@ function rankingBytes(context: number, lSel: number): number {
   return BLOCK_BYTES * (Math.ceil(context / lSel) + SPARE_BLOCKS);
 }
 
+/** Bytes of shared memory that the attention kernel leaves for ranks and scores. */
+function spareShared(cuda: CudaRuntime, shape: StepShape, cluster: number): number {
+  return sharedLimit(cuda.architecture) - compileAttention(cuda, shape, cluster, true).constant(FIXED_SHARED);
+}
+
 /** Tokens of context at most, by the shared memory that ranking their blocks takes: 0 if none is left. */
 export function stepContextLimit(
   cuda: CudaRuntime,
@@ -151,7 +156,7 @@ export function stepContextLimit(
 ): number {
   if (!shape.sparse) return Number.POSITIVE_INFINITY;
   const { lSel } = shape.sparse;
-  const spare = sharedLimit(cuda.architecture) - compileAttention(cuda, shape, cluster, true).constant(FIXED_SHARED);
+  const spare = spareShared(cuda, shape, cluster);
   const most = lSel * Math.max(0, Math.floor(spare / BLOCK_BYTES) - SPARE_BLOCKS);
   // Longer contexts are ranked in shares, if one cluster can rank up to where that begins.
   return isSpread(shape, batch, cluster, most, undefined) ? Number.POSITIVE_INFINITY : most;
@@ -172,7 +177,7 @@ export function stepSharedContext(
 ): number {
   if (!shape.sparse) return Number.POSITIVE_INFINITY;
   const { d, lSel } = shape.sparse;
-  const spare = sharedLimit(cuda.architecture) - compileAttention(cuda, shape, cluster, true).constant(FIXED_SHARED);
+  const spare = spareShared(cuda, shape, cluster);
   const fits = (context: number) => rankingBytes(context, lSel) + scoreBytes(shape, context, cluster) <= spare;
   const step = UNIT * d * cluster; // tokens of a unit in each block
   let steps = Math.max(0, Math.floor(spare / (4 * UNIT)));
