@@ -59,7 +59,9 @@ type Handler = (body: unknown) => object;
 export async function startServer(host: ModelHost | null, options: ServerOptions): Promise<RunningServer> {
   const { host: address = '127.0.0.1', port = 8080, keys = [] } = options;
   if (!LOOPBACK.has(address) && keys.length === 0)
-    throw new UsageError(`--host ${address}: an address other than loopback needs --api-key or --api-key-file (in a program: keys)`);
+    throw new UsageError(
+      `--host ${address}: an address other than loopback needs --api-key or --api-key-file (in a program: keys)`,
+    );
   const unusable = keys.findIndex((key) => !/^[\x21-\x7e]+$/.test(key)); // clients could not send it in a header
   if (unusable >= 0)
     throw new UsageError(`API key ${unusable + 1}: a key is one or more printable ASCII characters without spaces`);
