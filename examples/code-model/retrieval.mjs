@@ -333,11 +333,11 @@ async function evaluateLength(length, without, trials, round) {
   loader.close();
   answerAll(sequences);
   for (const [sequence, { tokens, cases }] of (without === null ? sequences : []).entries())
-    for (const { cell, at, length: size, depth, isSelected, answered } of cases)
-      if (answered !== undefined)
+    for (const { cell, at, length: size, depth, isSelected, isRight, answered } of cases)
+      if (!isRight)
         misses.push({
           ...{ task: cell.task, length, round, sequence, depth: Number(depth.toFixed(3)), is_selected: isSelected },
-          ...{ value: tokenizer.decode(tokens.slice(at, at + size)), answered: tokenizer.decode([answered]) },
+          ...{ value: tokenizer.decode(tokens.slice(at, at + size)), answered: tokenizer.decode(answered) },
         });
   for (const name of ['passkey', 'key-value']) console.log(summary(name, length, without));
 }
@@ -359,7 +359,7 @@ function answerAll(sequences) {
 
 /**
  * Greedy answers by one pass: an answer is right if each of its tokens has the largest logit behind the true text before it.
- * Adds to a case's `cell`, and says of the case whether its block `isSelected` and the first wrong token that is `answered`.
+ * Adds to a case's `cell`, and says of the case whether its block `isSelected`, what is `answered`, and whether that `isRight`.
  */
 function answer(sequences) {
   const layout = new Sequences(
@@ -392,12 +392,10 @@ function answer(sequences) {
   let row = 0;
   for (const [i, { one, cell, at, length, tokens }] of all.entries()) {
     one.isSelected = hasSelected[i];
-    for (let k = 0; k < length; k++, row++) {
-      const best = indexOfMax(logits, row * vocabSize, vocabSize);
-      if (best !== tokens[at + k]) one.answered ??= best;
-    }
+    one.answered = Array.from({ length }, () => indexOfMax(logits, row++ * vocabSize, vocabSize));
+    one.isRight = one.answered.every((token, k) => token === tokens[at + k]);
     cell.cases++;
-    cell.correct += Number(one.answered === undefined);
+    cell.correct += Number(one.isRight);
     cell.selected += Number(hasSelected[i]);
   }
   tape.end();
