@@ -333,10 +333,10 @@ async function evaluateLength(length, without, trials, round) {
   loader.close();
   answerAll(sequences);
   for (const [sequence, { tokens, cases }] of (without === null ? sequences : []).entries())
-    for (const { cell, at, length: size, depth, isSelected, isRight, answered } of cases)
+    for (const { cell, at, length: size, factAt, isSelected, isRight, answered } of cases)
       if (!isRight)
         misses.push({
-          ...{ task: cell.task, length, round, sequence, depth: Number(depth.toFixed(3)), is_selected: isSelected },
+          ...{ task: cell.task, length, round, sequence, at: factAt, is_selected: isSelected },
           ...{ value: tokenizer.decode(tokens.slice(at, at + size)), answered: tokenizer.decode(answered) },
         });
   for (const name of ['passkey', 'key-value']) console.log(summary(name, length, without));
