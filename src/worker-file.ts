@@ -24,7 +24,15 @@ async function buildBundle(source: string): Promise<URL> {
   const outfile = join(folder, `${basename(source, '.ts')}.mjs`);
   // koffi finds its native library by its own path, so it stays where it is.
   const koffi = createRequire(import.meta.url).resolve('koffi');
-  const options = { alias: { koffi }, external: [koffi], platform: 'node', format: 'esm', logLevel: 'error' } as const;
-  await build({ entryPoints: [source], bundle: true, outfile, ...options });
+  const inPlace = { alias: { koffi }, external: [koffi] };
+  await build({
+    entryPoints: [source],
+    bundle: true,
+    platform: 'node',
+    format: 'esm',
+    outfile,
+    logLevel: 'error',
+    ...inPlace,
+  });
   return pathToFileURL(outfile);
 }
