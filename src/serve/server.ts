@@ -119,9 +119,7 @@ class ModelServer {
         ? (tokenizer.chat ?? null)
         : { templates: new Map([['default', chatTemplate]]), variables: tokenizer.chat?.variables ?? {} };
     const structured = new StructuredOutput(tokenizer, info.vocabulary, []);
-    const model = { id, info, tokenizer, chat, structured };
-    warmUp(model);
-    this.#served = { host, model, readings: new Readings(host, id) };
+    this.#served = { host, model: { id, info, tokenizer, chat, structured }, readings: new Readings(host, id) };
   }
 
   get #host(): ModelHost {
@@ -349,17 +347,6 @@ class ModelServer {
       headers: { 'www-authenticate': 'Bearer' },
     });
   }
-}
-
-/** Checks requests of its own: the first ones of a process take 50 ms, until the schema and the loops are compiled. */
-function warmUp(model: ServedModel): void {
-  const { info } = model;
-  const { maxContext, maxTokens } = info;
-  const length = Math.max(0, Math.min(16_384, maxContext - 1, maxTokens - 1));
-  // Numbers of all lengths: code is compiled for what it has seen.
-  const prompt = Array.from({ length }, (_, i) => (i * 7919) % Math.min(10 ** (1 + (i % 5)), info.vocabulary));
-  const body = Buffer.from(JSON.stringify({ prompt, max_tokens: 1, stream: true }));
-  for (let i = 0; i < 20 && prompt.length > 0; i++) parseCompletion(parseBody(body), model);
 }
 
 /**

@@ -83,8 +83,8 @@ export class PrefixFiles {
     if (!handle) return null;
     const head = Buffer.alloc(HEAD_BYTES);
     const facts = await this.#attempt(async () => {
-      await readFully(handle, head, 0);
-      return handle.stat();
+      const [stats] = await Promise.all([handle.stat(), readFully(handle, head, 0)]);
+      return stats;
     });
     const sum = head.readBigUInt64LE(SUM_AT);
     const from = Number(head.readBigUInt64LE(FROM_AT));
