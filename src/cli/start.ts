@@ -47,7 +47,7 @@ export async function run(argv: readonly string[], io: Io): Promise<number> {
   const line = parseTrainFlags(argv);
   if (line.help) {
     io.out(
-      `Usage: trefoil start [options]\n\nTrains a small model on the CPU in three minutes and shows what it learned.\nTakes the flags of train, except --json without --print-config; --config is\nquickstart by default.\n\n${trainFlagHelp()}`,
+      `Usage: trefoil start [options]\n\nTrains a small model on the CPU in three minutes and shows what it learned.\nTakes the flags of train, except --json without --print-config. The default\nconfig is quickstart.\n\n${trainFlagHelp()}`,
     );
     return 0;
   }

@@ -24,8 +24,8 @@ import { fitFields, flagLines, formatTable, wrapped } from './shared/table.js';
 const HELP = `Usage: trefoil train [options]
 
 Trains a model and writes logs, checkpoints and the final model into --out-dir.
-Without --config it is that of the variable CONFIG. Without both the memory of
-the GPU decides, and without a GPU it is quickstart.
+Without --config, the variable CONFIG names it; without both, the memory of the
+GPU decides, and without a GPU it is quickstart.
 Flags override the environment, which overrides the config; --print-config shows
 the result.
 
