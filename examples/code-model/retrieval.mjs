@@ -2,7 +2,7 @@
 //
 //   node retrieval.mjs --model RUN --train tokens/train --val tokens/val --out DIR
 //     [--stages 512:20%@8192,…,65536:100%] [--seconds 560] [--advance 0.95] [--end-at 2] [--lr 1e-3] [--optimizer muon|adamw]
-//     [--muon-lr-ratio 2] [--search 0.5] [--search-from 1] [--full-search 0.5]
+//     [--muon-lr-ratio 2] [--search 0.5] [--search-from 1] [--full-search 0.25]
 //     [--lengths 4096,16384,32768,65536] [--depths 11] [--trials 20] [--without sel] [--until SECONDS] [--seed 1]
 //
 // The task is in retrieval-task.mjs. Fine-tuning: weights of RUN, a fresh optimizer, stages of
@@ -38,7 +38,7 @@ const { values } = parseArgs({
     'muon-lr-ratio': { type: 'string', default: '2' },
     search: { type: 'string', default: '0.5' },
     'search-from': { type: 'string', default: '1' },
-    'full-search': { type: 'string', default: '0.5' },
+    'full-search': { type: 'string', default: '0.25' },
     lengths: { type: 'string', default: '4096,16384,32768,65536' },
     depths: { type: 'string', default: '11' },
     trials: { type: 'string', default: '20' },
@@ -70,6 +70,8 @@ const CHECK_CASES = 128;
 const SEARCHED = 0.6;
 /** Share of the layers, the first ones, whose window stays on in a search step. */
 const LOCAL_LAYERS = 1 / 6;
+/** The validation code that `textLoss` predicts: samples of `length` tokens, and one in `every` of them. */
+const TEXT = { samples: 32, length: 2048, every: 32 };
 /** Share of the trials for the evaluation without a branch. */
 const TRIALS_WITHOUT = 1 / 4;
 const WARMUP_STEPS = 20;
@@ -86,6 +88,8 @@ const seconds = { fineTune: 0, evaluation: 0 };
 /** Sequences of `check` by length. */
 const checks = new Map();
 const curve = [];
+/** Mean loss of ordinary code of the validation projects. */
+const textLosses = { before: await textLoss(), after: null };
 /** Counts of the evaluation by task, length, depth and switched-off branch, and its answers that are wrong. */
 const cells = new Map();
 const misses = [];
@@ -105,6 +109,7 @@ function writeResult() {
     search: number('search'),
     full_search: number('full-search'),
     text_share: TEXT_SHARE,
+    text_loss: textLosses,
     decay_share: DECAY_SHARE,
     seed,
     trials: number('trials'),
@@ -210,8 +215,12 @@ async function fineTune() {
   const trained = curve.at(-1).step;
   writeFinalModel(values.out, model, config, { step: pretrained + trained });
   seconds.fineTune = elapsed();
+  textLosses.after = await textLoss();
   writeResult();
-  console.log(`fine-tuned ${trained} steps in ${seconds.fineTune.toFixed(0)} s`);
+  const [before, after] = [textLosses.before, textLosses.after].map((loss) => loss.toFixed(3));
+  console.log(
+    `fine-tuned ${trained} steps in ${seconds.fineTune.toFixed(0)} s; loss of ordinary code ${before} before, ${after} after`,
+  );
 }
 
 function checkEvery(stage) {
@@ -401,6 +410,32 @@ function answer(sequences) {
   tape.end();
   sparse.blocks.free();
   layout.free();
+}
+
+/** Mean loss of the tokens of `TEXT`, which depend on the seed alone. */
+async function textLoss() {
+  const loader = await openCode(values.val, loaded.data.tokenizer, TEXT.length, seed);
+  const { vocabSize } = model.shape;
+  const rows = Array.from({ length: TEXT.length / TEXT.every }, (_, i) => (i + 1) * TEXT.every - 1);
+  const layout = new Sequences(device, [TEXT.length]);
+  const sparse = sparseLayout(layout, model.shape.nsa);
+  let sum = 0;
+  for (let sample = 0; sample < TEXT.samples; sample++) {
+    const { inputs, targets } = loader.next();
+    const tape = new Tape(device, { record: false });
+    const logits = model.logits(tape, tape.from(inputs, [TEXT.length], 'i32'), rows, { layout: sparse }).read();
+    for (const [i, row] of rows.entries()) {
+      const these = logits.subarray(i * vocabSize, (i + 1) * vocabSize);
+      const most = these[indexOfMax(these, 0, vocabSize)];
+      const total = these.reduce((all, logit) => all + Math.exp(logit - most), 0);
+      sum += most + Math.log(total) - these[targets[row]];
+    }
+    tape.end();
+  }
+  sparse.blocks.free();
+  layout.free();
+  loader.close();
+  return sum / (TEXT.samples * rows.length);
 }
 
 function indexOfMax(values, from, count) {

@@ -47,7 +47,7 @@ const OPTIONS = {
   ),
   prefixCacheGb: parsed(
     '--prefix-cache-gb <x>',
-    'memory for prefixes of earlier requests; 0 = off (default: 1)',
+    'memory for prefixes of earlier requests; 0 = off (default: 1, at most a quarter of what is free)',
     numberFrom(0),
   ),
   prefixCacheDir: flag('--prefix-cache-dir <folder>', 'folder for prefixes that survive a restart (default: none)'),
