@@ -159,6 +159,7 @@ describe('retrieval.mjs', () => {
       rows: { task: string; length: number; depth: number; without: string | null; cases: number; correct: number }[];
       curve: { step: number; length: number }[];
       misses: { task: string; length: number; value: string; answered: string }[];
+      text_loss: { before: number; after: number };
     };
     const passkeys = result.rows.filter(({ task, without }) => task === 'passkey' && without === null);
     expect(passkeys.map(({ length, depth, cases }) => [length, depth, cases])).toEqual(
@@ -169,6 +170,9 @@ describe('retrieval.mjs', () => {
       [50, 256],
       [52, 256],
     ]);
+    // A model of 256 bytes that has seen two steps guesses.
+    expect(Math.abs(result.text_loss.before - Math.log(256))).toBeLessThan(1);
+    expect(result.text_loss.after).toBeLessThan(result.text_loss.before);
     // Every wrong answer is listed.
     const wrong = result.rows.filter(({ without }) => without === null).map(({ cases, correct }) => cases - correct);
     expect(result.misses).toHaveLength(wrong.reduce((sum, count) => sum + count, 0));

@@ -70,6 +70,8 @@ const CHECK_CASES = 128;
 const SEARCHED = 0.6;
 /** Share of the layers, the first ones, whose window stays on in a search step. */
 const LOCAL_LAYERS = 1 / 6;
+/** The validation code that `textLoss` predicts: samples of `length` tokens, and one in `every` of them. */
+const TEXT = { samples: 32, length: 2048, every: 32 };
 /** Share of the trials for the evaluation without a branch. */
 const TRIALS_WITHOUT = 1 / 4;
 const WARMUP_STEPS = 20;
@@ -86,6 +88,8 @@ const seconds = { fineTune: 0, evaluation: 0 };
 /** Sequences of `check` by length. */
 const checks = new Map();
 const curve = [];
+/** Mean loss of ordinary code of the validation projects. */
+const textLosses = { before: await textLoss(), after: null };
 /** Counts of the evaluation by task, length, depth and switched-off branch, and its answers that are wrong. */
 const cells = new Map();
 const misses = [];
@@ -105,6 +109,7 @@ function writeResult() {
     search: number('search'),
     full_search: number('full-search'),
     text_share: TEXT_SHARE,
+    text_loss: textLosses,
     decay_share: DECAY_SHARE,
     seed,
     trials: number('trials'),
@@ -210,8 +215,12 @@ async function fineTune() {
   const trained = curve.at(-1).step;
   writeFinalModel(values.out, model, config, { step: pretrained + trained });
   seconds.fineTune = elapsed();
+  textLosses.after = await textLoss();
   writeResult();
-  console.log(`fine-tuned ${trained} steps in ${seconds.fineTune.toFixed(0)} s`);
+  const [before, after] = [textLosses.before, textLosses.after].map((loss) => loss.toFixed(3));
+  console.log(
+    `fine-tuned ${trained} steps in ${seconds.fineTune.toFixed(0)} s; loss of ordinary code ${before} before, ${after} after`,
+  );
 }
 
 function checkEvery(stage) {
@@ -333,10 +342,10 @@ async function evaluateLength(length, without, trials, round) {
   loader.close();
   answerAll(sequences);
   for (const [sequence, { tokens, cases }] of (without === null ? sequences : []).entries())
-    for (const { cell, at, length: size, depth, isSelected, isRight, answered } of cases)
+    for (const { cell, at, length: size, factAt, isSelected, isRight, answered } of cases)
       if (!isRight)
         misses.push({
-          ...{ task: cell.task, length, round, sequence, depth: Number(depth.toFixed(3)), is_selected: isSelected },
+          ...{ task: cell.task, length, round, sequence, at: factAt, is_selected: isSelected },
           ...{ value: tokenizer.decode(tokens.slice(at, at + size)), answered: tokenizer.decode(answered) },
         });
   for (const name of ['passkey', 'key-value']) console.log(summary(name, length, without));
@@ -401,6 +410,32 @@ function answer(sequences) {
   tape.end();
   sparse.blocks.free();
   layout.free();
+}
+
+/** Mean loss of the tokens of `TEXT`, which depend on the seed alone. */
+async function textLoss() {
+  const loader = await openCode(values.val, loaded.data.tokenizer, TEXT.length, seed);
+  const { vocabSize } = model.shape;
+  const rows = Array.from({ length: TEXT.length / TEXT.every }, (_, i) => (i + 1) * TEXT.every - 1);
+  const layout = new Sequences(device, [TEXT.length]);
+  const sparse = sparseLayout(layout, model.shape.nsa);
+  let sum = 0;
+  for (let sample = 0; sample < TEXT.samples; sample++) {
+    const { inputs, targets } = loader.next();
+    const tape = new Tape(device, { record: false });
+    const logits = model.logits(tape, tape.from(inputs, [TEXT.length], 'i32'), rows, { layout: sparse }).read();
+    for (const [i, row] of rows.entries()) {
+      const these = logits.subarray(i * vocabSize, (i + 1) * vocabSize);
+      const most = these[indexOfMax(these, 0, vocabSize)];
+      const total = these.reduce((all, logit) => all + Math.exp(logit - most), 0);
+      sum += most + Math.log(total) - these[targets[row]];
+    }
+    tape.end();
+  }
+  sparse.blocks.free();
+  layout.free();
+  loader.close();
+  return sum / (TEXT.samples * rows.length);
 }
 
 function indexOfMax(values, from, count) {

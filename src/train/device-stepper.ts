@@ -59,6 +59,34 @@ interface Outputs {
   readonly telemetry: StepTelemetry | null;
 }
 
+/** What a step needs on the device besides the context. */
+export interface StepTools {
+  readonly norms: GradientNorms;
+  readonly counters: AttentionCounters;
+  /** Inputs of the update (`Optimizer.nextStep`). */
+  readonly scalars: Tensor;
+}
+
+/** Launches a whole step, the update included, without waiting. */
+export function launchStep(
+  context: StepContext,
+  batches: readonly DeviceBatch[],
+  weights: readonly number[],
+  { norms, counters, scalars }: StepTools,
+): Outputs {
+  const { optimizer, config, exchange, model } = context;
+  // A recorded graph is the same in every step: it always samples, and only detailed steps read the samples.
+  const telemetry = config.runtime.aux_stats ? new StepTelemetry(model) : null;
+  telemetry?.begin(true);
+  const kernels = { ...kernelOptions(config), counters };
+  const means = launchGradients(context, batches, weights, { observer: telemetry ?? undefined, kernels });
+  const sums = norms.launch(exchange.gradients);
+  exchange.reduceSums(sums);
+  optimizer.stepOnDevice(scalars, sums);
+  exchange.shareValues();
+  return { means, telemetry };
+}
+
 export class DeviceStepper implements Stepper {
   readonly #device: CudaDevice;
   readonly #context: StepContext;
@@ -202,21 +230,14 @@ export class DeviceStepper implements Stepper {
   }
 
   #launch(weights: readonly number[]): Outputs {
-    const { optimizer, config, exchange, model } = this.#context;
-    // A recorded graph is the same in every step: it always samples, and only detailed steps read the samples.
-    const telemetry = config.runtime.aux_stats ? new StepTelemetry(model) : null;
-    telemetry?.begin(true);
-    const counters = this.#counters;
-    const before = counters.portable;
-    const kernels = { ...kernelOptions(config), counters };
-    const observer = telemetry ?? undefined;
-    const means = launchGradients(this.#context, this.#inputs, weights, { observer, kernels });
-    this.#refusedPerStep = counters.portable - before;
-    const sums = this.#norms.launch(exchange.gradients);
-    exchange.reduceSums(sums);
-    optimizer.stepOnDevice(this.#scalars, sums);
-    exchange.shareValues();
-    return { means, telemetry };
+    const before = this.#counters.portable;
+    const outputs = launchStep(this.#context, this.#inputs, weights, {
+      norms: this.#norms,
+      counters: this.#counters,
+      scalars: this.#scalars,
+    });
+    this.#refusedPerStep = this.#counters.portable - before;
+    return outputs;
   }
 
   #forget(): void {
