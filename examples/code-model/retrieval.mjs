@@ -2,7 +2,7 @@
 //
 //   node retrieval.mjs --model RUN --train tokens/train --val tokens/val --out DIR
 //     [--stages 512:20%@8192,…,65536:100%] [--seconds 560] [--advance 0.95] [--end-at 2] [--lr 1e-3] [--optimizer muon|adamw]
-//     [--muon-lr-ratio 2] [--search 0.5] [--search-from 1] [--full-search 0.5]
+//     [--muon-lr-ratio 2] [--search 0.5] [--search-from 1] [--full-search 0.25]
 //     [--lengths 4096,16384,32768,65536] [--depths 11] [--trials 20] [--without sel] [--until SECONDS] [--seed 1]
 //
 // The task is in retrieval-task.mjs. Fine-tuning: weights of RUN, a fresh optimizer, stages of
@@ -38,7 +38,7 @@ const { values } = parseArgs({
     'muon-lr-ratio': { type: 'string', default: '2' },
     search: { type: 'string', default: '0.5' },
     'search-from': { type: 'string', default: '1' },
-    'full-search': { type: 'string', default: '0.5' },
+    'full-search': { type: 'string', default: '0.25' },
     lengths: { type: 'string', default: '4096,16384,32768,65536' },
     depths: { type: 'string', default: '11' },
     trials: { type: 'string', default: '20' },
