@@ -52,7 +52,7 @@ function timeRun(name) {
     child.once('close', (status) => {
       const first = lines.find(({ text }) => /^step 0*1 /.test(text));
       for (const { seconds, text } of lines) console.log(`${seconds.toFixed(2).padStart(7)} s  ${text.slice(0, 110)}`);
-      if (status === 0 && first) resolve({ run: name, first_step_s: first.seconds, lines });
+      if (status === 0 && first) resolve({ run: name, first_step_s: Number(first.seconds.toFixed(2)) });
       else reject(new Error(`trefoil train ended with ${status} and ${first ? 'a' : 'no'} first step`));
     });
   });
@@ -67,7 +67,7 @@ try {
     console.log(`${name}:`);
     runs.push(await timeRun(name));
   }
-  for (const { run, first_step_s } of runs) console.log(`${run}: first step after ${first_step_s.toFixed(2)} s`);
+  for (const { run, first_step_s } of runs) console.log(`${run}: first step after ${first_step_s} s`);
   if (values.out)
     writeFileSync(values.out, `${JSON.stringify({ config: values.config, device: values.device, runs }, null, 1)}\n`);
 } finally {

@@ -123,7 +123,7 @@ async function run(options: Options, io: Io): Promise<void> {
   isReady = true;
   io.out(`listening on ${server.url}`);
   await stopSignal();
-  io.err(`draining: no new requests; up to ${options.drain} s for those under way`);
+  io.err(`draining: no new requests; up to ${options.drain} s for those under way; a second signal ends them`);
   await server.close(options.drain);
 }
 

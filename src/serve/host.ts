@@ -242,8 +242,13 @@ export class WorkerHost implements ModelHost {
     const id = this.#lastId;
     this.#listeners.set(id, listener);
     const { prompt, ...rest } = request;
-    const copy = new Int32Array(prompt);
-    this.#worker.postMessage({ type: 'submit', id, prompt: copy, request: rest } satisfies ToWorker, [copy.buffer]);
+    // Copied, not transferred: the first buffer that is detached undoes the compilation of all code on typed arrays.
+    this.#send({
+      type: 'submit',
+      id,
+      prompt: prompt instanceof Int32Array ? prompt : new Int32Array(prompt),
+      request: rest,
+    });
     return () => this.#send({ type: 'cancel', id });
   }
 

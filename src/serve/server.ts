@@ -9,6 +9,7 @@ import { Answer, type Outcome } from './answer.js';
 import { parseBody } from './body.js';
 import { ApiError, asApiError } from './errors.js';
 import type { ModelHost } from './host.js';
+import { listen } from './listen.js';
 import { Metrics } from './metrics.js';
 import type { ListenOptions } from './options.js';
 import {
@@ -153,12 +154,7 @@ class ModelServer {
     );
     server.maxConnections = MOST_CONNECTIONS;
     server.on('clientError', refuseConnection);
-    await new Promise<void>((resolve, reject) => {
-      server.once('error', (error: NodeJS.ErrnoException) =>
-        reject(new UsageError(`--host ${address} --port ${port}: cannot listen (${error.code}); choose another port`)),
-      );
-      server.listen(port, address, resolve);
-    });
+    await listen(server, address, port);
     const bound = server.address() as AddressInfo;
     const name = bound.family === 'IPv6' ? `[${bound.address}]` : bound.address;
     return {
@@ -205,9 +201,13 @@ class ModelServer {
     } catch (error) {
       sendError(request, response, asApiError(error));
     }
-    const ms = Math.round((performance.now() - startedAt) * 10) / 10;
+    const ms = tenths(performance.now() - startedAt);
     const detail = outcome
-      ? { usage: outcome.usage, finish: outcome.finish, first_token_ms: outcome.firstTokenMs }
+      ? {
+          usage: outcome.usage,
+          finish: outcome.finish,
+          first_token_ms: outcome.firstTokenMs && tenths(outcome.firstTokenMs),
+        }
       : {};
     this.#options.log?.(
       JSON.stringify({
@@ -366,6 +366,10 @@ function expectLocal({ headers }: IncomingMessage, corsOrigin: string | undefine
   const { origin } = headers;
   if (origin === undefined || origin === corsOrigin || isLoopback(origin.replace(/^https?:\/\//, ''))) return;
   throw new ApiError(403, 'without an API key web pages of other origins are refused', { code: 'wrong_origin' });
+}
+
+function tenths(value: number): number {
+  return Math.round(value * 10) / 10;
 }
 
 function digest(key: string): Buffer {

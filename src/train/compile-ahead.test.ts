@@ -1,5 +1,7 @@
 import { basename, dirname } from 'node:path';
 import { describe, expect, it } from 'vitest';
+import { shippedConfigs } from '../config/files.js';
+import { readConfig } from '../config/load.js';
 import { parseConfig } from '../config/parse.js';
 import { ListingCuda } from '../device/cuda/listing.js';
 import type { CudaCode, Macros } from '../device/cuda/runtime.js';
@@ -50,6 +52,33 @@ describe('kernels that a training compiles', () => {
   ])('are listed without knowing what compiled code would say: %s', (_, sections) => {
     const { listed, known } = kernelsOf(sections);
     expect(listed).toEqual(known);
+  });
+
+  // A configuration that cannot be listed could not be trained on a GPU.
+  const CONFIGS = shippedConfigs().filter((name) => name !== 'base' && name !== 'text_cpu'); // which needs a path
+  it.each(CONFIGS)('are listed for the shipped config %s', (name) => {
+    const config = readConfig(name);
+    expect(trainingKernels(config, modelShape(config, 50304), new ListingCuda(GPU)).length).toBeGreaterThan(8);
+  });
+
+  it.each([
+    ['branch kernels', { runtime: { use_fa2: false } }],
+    ['fp32', { runtime: { precision: 'fp32' } }],
+    ['no statistics', { runtime: { aux_stats: false } }],
+    ['phi conv', { nsa: { phi: 'conv' } }],
+    ['phi mlp', { nsa: { phi: 'mlp' } }],
+    ['shared keys', { nsa: { shared_kv: true, l: 8, d: 8 } }],
+    ['a wide model of 32 heads', { model: { dim: 2048, n_heads: 32, n_kv_groups: 4 } }],
+    ['SwiGLU, biases, tied', { model: { mlp: 'swiglu', qkv_bias: true, mlp_bias: true, tie_embeddings: true } }],
+    ['short sequences', { train: { seq_len: 40 } }],
+  ])('are listed with %s', (_, sections) => {
+    expect(kernelsOf(sections).listed.length).toBeGreaterThan(8);
+  });
+
+  it.each([80, 89, 100, 120])('are listed for compute capability %i / 10', (architecture) => {
+    const config = parseConfig({ model: SIZES, runtime: { precision: 'bf16' }, train: { seq_len: 4096 } });
+    const device = new ListingCuda({ ...GPU, architecture });
+    expect(trainingKernels(config, modelShape(config, 50304), device).length).toBeGreaterThan(8);
   });
 
   it('are those of every part of a step', () => {

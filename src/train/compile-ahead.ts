@@ -13,13 +13,16 @@ import { AttentionCounters } from '../ops/attention/counters.js';
 import { GradientNorms } from '../ops/gradnorm/op.js';
 import { STEP_SCALARS } from '../tensor/optimizer.js';
 import { Tensor } from '../tensor/tensor.js';
-import { launchStep } from './device-stepper.js';
+import { launchStep, needsHost } from './device-stepper.js';
 import { evaluate } from './evaluate.js';
 import { BatchUploader, createOptimizer, LocalGradients, localContext } from './step.js';
 
-/** Fills the kernel cache with what a training of this model needs. Does nothing on a CPU. */
+/**
+ * Fills the kernel cache with what a training of this model needs. Does nothing on a CPU, and where the host checks every
+ * step, because that reads results, which a device without a GPU does not have.
+ */
 export async function compileAhead(device: Device, config: Config, shape: ModelShape): Promise<void> {
-  if (device instanceof CudaDevice)
+  if (device instanceof CudaDevice && !needsHost(config))
     await device.compiler.compileAll(trainingKernels(config, shape, new ListingCuda(device)));
 }
 

@@ -35,13 +35,16 @@ import {
 /** The fastest stepper that supports what the config asks for. */
 export function createStepper(context: StepContext): Stepper {
   const { device } = context.model;
-  const { runtime, train } = context.config;
-  expectFp8(runtime, device);
+  expectFp8(context.config.runtime, device);
+  return device instanceof CudaDevice && !needsHost(context.config)
+    ? new DeviceStepper(device, context)
+    : new HostStepper(context);
+}
+
+/** Whether the host must look at the results of a step before it continues. */
+export function needsHost({ runtime, train }: Config): boolean {
   const usesReference = runtime.force_parity || runtime.selection_kernel === 'reference';
-  // These need the host to look at the results of a step before it continues.
-  const needsHost =
-    train.spike_skip || runtime.strict_asserts || runtime.debug_compare || runtime.debug_timing || usesReference;
-  return device instanceof CudaDevice && !needsHost ? new DeviceStepper(device, context) : new HostStepper(context);
+  return train.spike_skip || runtime.strict_asserts || runtime.debug_compare || runtime.debug_timing || usesReference;
 }
 
 /** Throws if `runtime.fp8` is set and the device or the precision has no FP8 products. */

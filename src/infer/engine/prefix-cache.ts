@@ -211,8 +211,9 @@ export class PrefixCache {
     return null;
   }
 
-  /** Looks for a file that does not exist, which starts the threads that read files, and counts from 0 again. */
+  /** Lists the folder and looks for a file, which starts the threads that read files, and counts queries from 0 again. */
   async warmUp(): Promise<void> {
+    await this.files?.list();
     await this.loadLogits(this.name('', [], []), 0, 1);
     this.queries = 0;
   }
