@@ -6,7 +6,6 @@
 import type { CudaRuntime } from '../device/cuda/runtime.js';
 import { cudaRuntime } from '../device/cuda/runtime.js';
 import type { Device } from '../device/device.js';
-import { type LayerSizes, StepBetween } from '../ops/attention/decode/step/between.js';
 import { type StepShape, stepRefusal } from '../ops/attention/decode/step/shape.js';
 import {
   type StepBuffers,
@@ -29,8 +28,6 @@ import { headShapeOf, hiddenSize, type ModelShape, rotaryShapeOf, sparseLayers, 
 export interface DecodeStepOptions extends StepOptions {
   /** Only the first `vocabulary` logits are candidates. */
   readonly vocabulary?: number;
-  /** False launches the linear layers between two attentions one by one, for tests and measurements. */
-  readonly between?: boolean;
 }
 
 /** Tiles per thread block of the linear layers, chosen so that loads in flight hide the memory latency. */
@@ -39,20 +36,6 @@ const TILES = { projection: 1, output: 1, up: 2, head: 4 };
 function stepShape(shape: ModelShape): StepShape {
   const sparse = shape.attention === 'dense' ? null : sparseShapeOf(shape);
   return { heads: headShapeOf(shape), sparse, cmpRope: shape.nsa.cmpRope };
-}
-
-function layerSizes(shape: ModelShape): LayerSizes {
-  const { heads, groups, dk, dv } = headShapeOf(shape);
-  const isSparse = shape.attention !== 'dense';
-  return {
-    layers: shape.nLayers,
-    dim: shape.dim,
-    attended: heads * dv,
-    hidden: hiddenSize(shape),
-    isGated: shape.mlp === 'swiglu',
-    projection: heads * dk + (isSparse ? 3 : 1) * groups * (dk + dv),
-    gate: isSparse ? 3 * heads : 0,
-  };
 }
 
 /** The reason why these kernels do not support a model; null if they do. */
@@ -100,8 +83,6 @@ export class DecodeStep {
   readonly #model: LanguageModel;
   readonly #cache: DecodeCache;
   readonly #kernels: StepKernels;
-  /** Null where the linear layers between two attentions are launched one by one. */
-  readonly #between: StepBetween | null;
   readonly #buffers: StepBuffers;
   readonly #vocabulary: number;
   readonly #parameters: ReadonlyMap<string, Parameter>;
@@ -113,7 +94,6 @@ export class DecodeStep {
   readonly #active: Tensor;
   readonly #rotations: RotaryTable;
   readonly #settings: Tensor;
-  readonly #overlap: boolean;
 
   /** The caller has checked `decodeStepRefusal`. */
   constructor(model: LanguageModel, cache: DecodeCache, batch: number, options: DecodeStepOptions) {
@@ -125,12 +105,8 @@ export class DecodeStep {
     this.context = options.context;
     this.#model = model;
     this.#cache = cache;
-    this.#overlap = options.overlap ?? true;
     this.#vocabulary = options.vocabulary ?? shape.vocabSize;
     this.#kernels = new StepKernels(launcherOf(device), step, shape.dim, batch, options);
-    const { between = true } = options;
-    const blocks = this.#kernels.attentionBlocks;
-    this.#between = between ? StepBetween.create(launcherOf(device), layerSizes(shape), batch, blocks) : null;
     this.#parameters = new Map(model.parameters.map((parameter) => [parameter.name, parameter]));
     this.#tables = new Map(cache.kinds.map((kind) => [kind, this.#make([batch], 'f64')]));
     this.ids = this.#make([batch], 'i32');
@@ -169,13 +145,7 @@ export class DecodeStep {
     const [x] = this.#x;
     const table = this.#named('embedding');
     kernels.begin(table.value, this.ids, this.#rotations, x, this.#buffers);
-    this.#project(0);
-    for (let layer = 0; layer < shape.nLayers; layer++) {
-      this.#normHeads(layer);
-      this.#attend(layer);
-      if (this.#between) this.#launchBetween(this.#between, layer);
-      else this.#launchFeedForward(layer);
-    }
+    for (let layer = 0; layer < shape.nLayers; layer++) this.#launchLayer(layer);
     const head = this.#named(shape.tieEmbeddings ? 'embedding' : 'head');
     const norm = { weight: this.#named('norm').value, epsilon: shape.normEps };
     kernels.linear({ x, weight: operand(head, x), y: this.logits, norm, tiles: TILES.head });
@@ -199,66 +169,33 @@ export class DecodeStep {
     for (const tensor of this.#owned) tensor.free();
     this.#rotations.free();
     this.#kernels.free();
-    this.#between?.free();
   }
 
-  /** The fused projection of a layer and its gate's logits. */
-  #project(layer: number): void {
-    const [x] = this.#x;
-    const gate = this.#gateWeight(layer);
-    this.#kernels.linear({
-      x,
-      weight: this.#weight(layer, 'attention.qkv'),
-      y: this.#buffers.projection,
-      tiles: TILES.projection,
-      norm: this.#norm(layer, 'attention_norm'),
-      ...(gate ? { also: { weight: gate, y: this.#gateLogits } } : {}),
-    });
-  }
-
-  #normHeads(layer: number): void {
-    const { qkvBias, qkNorm, normEps } = this.#model.shape;
-    if (!qkvBias && !qkNorm) return;
-    const value = (name: string) => this.#parameter(layer, `attention.${name}`).value;
-    const norms = qkNorm ? { query: value('q_norm'), key: value('k_norm'), epsilon: normEps } : null;
-    this.#kernels.heads(this.#buffers.projection, qkvBias ? value('qkv_bias') : null, norms);
-  }
-
-  /** What follows attention up to the next one, in one launch. */
-  #launchBetween(between: StepBetween, layer: number): void {
-    const { nLayers, normEps } = this.#model.shape;
-    const next = layer + 1;
-    const weights = {
-      out: this.#weight(layer, 'attention.out'),
-      norm: this.#norm(layer, 'mlp_norm').weight,
-      up: this.#weight(layer, 'mlp.up'),
-      down: this.#weight(layer, 'mlp.down'),
-      next:
-        next === nLayers
-          ? null
-          : {
-              norm: this.#norm(next, 'attention_norm').weight,
-              projection: this.#weight(next, 'attention.qkv'),
-              gate: this.#gateWeight(next),
-            },
-    };
-    const tensors = {
-      attended: this.#attended,
-      x: this.#x[0],
-      projection: this.#buffers.projection,
-      gateLogits: this.#gateLogits,
-    };
-    between.launch(layer, weights, tensors, normEps, this.#overlap);
-  }
-
-  /** The same in launches of its own for every linear layer. */
-  #launchFeedForward(layer: number): void {
+  #launchLayer(layer: number): void {
     const { shape } = this.#model;
     const kernels = this.#kernels;
     const [x, middle] = this.#x;
+    const weight = (name: string) => operand(this.#parameter(layer, name), x);
+    const norm = (name: string) => ({ weight: this.#parameter(layer, name).value, epsilon: shape.normEps });
+    const also =
+      shape.attention === 'dense' ? {} : { also: { weight: weight('attention.gate.weight'), y: this.#gateLogits } };
+    kernels.linear({
+      x,
+      weight: weight('attention.qkv'),
+      y: this.#buffers.projection,
+      tiles: TILES.projection,
+      norm: norm('attention_norm'),
+      ...also,
+    });
+    if (shape.qkvBias || shape.qkNorm) {
+      const value = (name: string) => this.#parameter(layer, `attention.${name}`).value;
+      const norms = shape.qkNorm ? { query: value('q_norm'), key: value('k_norm'), epsilon: shape.normEps } : null;
+      kernels.heads(this.#buffers.projection, shape.qkvBias ? value('qkv_bias') : null, norms);
+    }
+    this.#attend(layer);
     const out = {
       x: this.#attended,
-      weight: this.#weight(layer, 'attention.out'),
+      weight: weight('attention.out'),
       y: middle,
       residual: x,
       tiles: TILES.output,
@@ -266,32 +203,19 @@ export class DecodeStep {
     kernels.linear(out);
     kernels.linear({
       x: middle,
-      weight: this.#weight(layer, 'mlp.up'),
+      weight: weight('mlp.up'),
       y: this.#active,
       tiles: TILES.up,
-      norm: this.#norm(layer, 'mlp_norm'),
+      norm: norm('mlp_norm'),
       activation: shape.mlp,
     });
     kernels.linear({
       x: this.#active,
-      weight: this.#weight(layer, 'mlp.down'),
+      weight: weight('mlp.down'),
       y: x,
       residual: middle,
       tiles: TILES.output,
     });
-    if (layer + 1 < shape.nLayers) this.#project(layer + 1);
-  }
-
-  #weight(layer: number, name: string): Tensor {
-    return operand(this.#parameter(layer, name), this.#x[0]);
-  }
-
-  #gateWeight(layer: number): Tensor | null {
-    return this.#model.shape.attention === 'dense' ? null : this.#weight(layer, 'attention.gate.weight');
-  }
-
-  #norm(layer: number, name: string) {
-    return { weight: this.#parameter(layer, name).value, epsilon: this.#model.shape.normEps };
   }
 
   #attend(layer: number, parts?: number): void {

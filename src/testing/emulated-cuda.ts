@@ -36,10 +36,6 @@ const REPLACED: Readonly<Record<string, string>> = {
   'void cluster_arrive()': '',
   'void cluster_wait()': 'emulator::wait(emulator::state.cluster);',
   'void write_to(int rank, X* own, X value)': 'emulator::write_shared(rank, own, value);',
-  'uint4 load_relaxed(const bf16* from)': 'return *(const uint4*)from;',
-  'u32 load_word(const bf16* from)': 'return *(const u32*)from;',
-  'void store_word(bf16* to, u32 x)': '*(u32*)to = x;',
-  'void poll_again(int& polls)': 'emulator::pause();',
   'int cluster_rank()': 'return emulator::self().block->rank;',
   'X read_from(int rank, const X* own)': 'return emulator::read_shared(rank, own);',
 };
@@ -93,20 +89,19 @@ function emulatedSource(source: URL, preprocess: (text: string) => string): stri
 
 class EmulatedCode implements CudaCode {
   readonly #library: ReturnType<typeof koffi.load>;
-  /** Blocks that run at the same time: those of a cluster, or all of a kernel whose blocks wait for each other. */
-  readonly #together: number | 'grid';
+  readonly #cluster: number;
   readonly #run: (work: () => void) => void;
 
-  constructor(path: string, together: number | 'grid', run: (work: () => void) => void) {
+  constructor(path: string, cluster: number, run: (work: () => void) => void) {
     this.#library = koffi.load(path);
-    this.#together = together;
+    this.#cluster = cluster;
     this.#run = run;
   }
 
   launch(name: string, shape: LaunchShape, ...values: LaunchArgument[]): void {
     const call = this.#library.func(`launch_${name}`, 'int', ['void *', 'void *']);
     const [x, y = 1, z = 1] = typeof shape.grid === 'number' ? [shape.grid] : shape.grid;
-    const together = this.#together === 'grid' ? x * y * z : this.#together;
+    const together = this.#cluster;
     const numbers = Int32Array.of(x, y, z, shape.block, together, shape.shared ?? 0);
     const words = new BigUint64Array(values.length);
     const view = new DataView(words.buffer);
@@ -170,8 +165,7 @@ export class EmulatedCuda implements Device, CudaRuntime {
     if (!code) {
       const text = emulatedSource(source, (plain) => this.#compileText(plain, ['-E', '-P', ...flags, '-']));
       const cluster = text.includes('__cluster_dims__(CLUSTER') ? Number(macros['CLUSTER']) : 1;
-      const together = text.includes('poll_again') ? 'grid' : cluster;
-      code = new EmulatedCode(this.#library(text, flags), together, (work) => this.#run(work));
+      code = new EmulatedCode(this.#library(text, flags), cluster, (work) => this.#run(work));
       this.#code.set(key, code);
     }
     return code;

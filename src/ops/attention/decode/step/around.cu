@@ -1,7 +1,9 @@
 // What stands around a product of cuBLASLt in a decode step of a large batch: the norm before it, the activation after.
-#include "linear.cuh"
+#include "decode.cuh"
 
 constexpr int NORM_THREADS = 128, NORM_WARPS = NORM_THREADS / 32;
+
+__device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
 
 // RMSNorm of the rows of x [grid][inputs] into y. inputs is a multiple of 8.
 extern "C" __global__ void __launch_bounds__(NORM_THREADS) step_norm(const bf16* x, const float* weight, float epsilon,

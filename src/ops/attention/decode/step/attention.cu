@@ -19,18 +19,13 @@
 #define SPREAD 0
 #endif
 
-#ifndef V_ORDER
-#define V_ORDER 1
-#endif
-#ifndef V_TABLE
-#define V_TABLE 1
-#endif
 constexpr int THREADS = 256, WARPS = THREADS / 32;
 constexpr int AHEAD = DK + DV <= 128 ? 2 : 1;  // units of a warp on their way at once: as many as registers hold
 constexpr int NUMBERS = (HPG * DV + CLUSTER - 1) / CLUSTER;  // of the result, that a block writes
 constexpr int SELECTION = 1, SELECTED = 2, WINDOWED = 4, COMPRESSED = 8;  // parts of the work, to be timed one by one
 constexpr int CMP = 0, SEL = 1, WIN = 2;
-constexpr int LEADS = LEAD > 0 ? LEAD : 1;
+// The window is seen while the blocks of a cluster exchange importances; with few blocks, which have more of it, before.
+constexpr bool WINDOW_MEANWHILE = CLUSTER >= 4;
 constexpr int SPLITS = CLUSTER * WARPS;  // shares of spread.cu: one for every warp
 
 struct Shared {
@@ -43,7 +38,6 @@ struct Shared {
   int block_seen[3][CLUSTER];
   u32 block_best[CLUSTER], most;
   float share[3][CLUSTER][HPG], lse[HPG], gates[HPG][3];
-  float lead[HPG][LEADS];  // scores of the last keys of the rank before
   float key[DK], block[DK + DV], completed;
   float probability[STRETCH * STRIDE + LEAD];
   Ranking<THREADS, ROOM> ranking;
@@ -55,19 +49,16 @@ struct Shared {
 struct Scores {
   float* own;
   i64 row;
-  int range, rank;             // keys of a rank
-  const float (*lead)[LEADS];  // of `Shared`
+  int range, rank;  // keys of a rank
 
   __device__ __forceinline__ float* at(int r, int key) const {
     return own + r * row + (SCORES_SHARED ? key - rank * range : key);
   }
   __device__ __forceinline__ float read(int r, int key) const {
     if (!SCORES_SHARED) return own[r * row + key];
-    const int at = key - rank * range;
-    if (at >= 0 && at < range) return own[r * row + at];
-    if (at < 0 && LEAD <= UNIT) return lead[r][at + LEAD];
     const int owner = key / range;
-    return read_from(owner, own + r * row + key - owner * range);
+    const float* const there = own + r * row + key - owner * range;
+    return owner == rank ? *there : read_from(owner, there);
   }
 };
 
@@ -248,8 +239,8 @@ step_attention(const bf16* projection, const float* logits, const float* bias, c
   const i64 room = SCORES_SHARED ? ((capacity / UNIT + CLUSTER - 1) / CLUSTER) * UNIT + 2 : 0;
   float* const behind = (float*)(&s + 1);
   float* const importance = behind + room * HPG;
-  const Scores scores = SCORES_SHARED ? Scores{behind, room, share * UNIT, rank, s.lead}
-                                      : Scores{memory + pair * HPG * capacity, capacity, share * UNIT, rank, s.lead};
+  const Scores scores = SCORES_SHARED ? Scores{behind, room, share * UNIT, rank}
+                                      : Scores{memory + pair * HPG * capacity, capacity, share * UNIT, rank};
   // ---- 1. Compressed keys of this rank: units of 32 keys on their way before the wait for the queries
   Unit unit[AHEAD];
   const auto load_compressed = [&](Unit& to, int u) { to.load<PAGE>(cmp.page(u * UNIT / PAGE), g, u * UNIT % PAGE); };
@@ -259,9 +250,6 @@ step_attention(const bf16* projection, const float* logits, const float* bias, c
     if (u < end) load_compressed(unit[n], u);
     else unit[n].clear();
   }
-#if V_TABLE
-  for (int i = 16 * threadIdx.x; !SPREAD && i * SEL_L <= position; i += 16 * THREADS) touch(sel.pages + i);
-#endif
   for (int i = threadIdx.x; i < s.ranking.BINS; i += THREADS) s.ranking.histogram[i] = 0;
   if (threadIdx.x == 0) s.ranking.held = s.ranking.tied = 0, s.most = 0;
   if (threadIdx.x < 3) s.seen[threadIdx.x] = 0;
@@ -304,11 +292,6 @@ step_attention(const bf16* projection, const float* logits, const float* bias, c
   if (loaded) unit[0].load<PAGE>(win.page(u * UNIT / PAGE), g, u * UNIT % PAGE);
   cluster_wait();  // all have started
   merge_warps(s, CMP, appends ? WARPS + 1 : WARPS, rank);
-  if (SCORES_SHARED && !SPREAD && rank + 1 < CLUSTER)
-    for (int i = threadIdx.x; i < HPG * LEAD; i += THREADS) {
-      const int r = i / LEADS, k = i % LEADS;
-      write_to(rank + 1, &s.lead[r][k], *scores.at(r, (rank + 1) * scores.range - LEAD + k));
-    }
   cluster_arrive();
   if (threadIdx.x < HPG)
     compute_gates(s.gates, threadIdx.x, logits + (i64)b * 3 * HEADS, bias, g,
@@ -316,13 +299,12 @@ step_attention(const bf16* projection, const float* logits, const float* bias, c
   cluster_wait();
   for (int r = threadIdx.x; r < HPG; r += THREADS) weigh_blocks(s, CMP, r);
   const bool ranks = !SPREAD && (parts & SELECTION) && ranks_blocks(position);
-#if V_ORDER
-  if (ranks) {
+  const auto offer = [&] {
     __syncthreads();
     offer_candidates(s, importance, scores, position);
-    cluster_arrive();  // the window is seen meanwhile
-  }
-#endif
+    cluster_arrive();
+  };
+  if (ranks && WINDOW_MEANWHILE) offer();
   const auto ignore = [](int, int, const float*, float, float, float) {};
   running.reset();
   seen = 0;
@@ -339,12 +321,7 @@ step_attention(const bf16* projection, const float* logits, const float* bias, c
   if (lane == 0 && seen > 0) atomicAdd(&s.seen[WIN], seen);
   merge_warps(s, WIN, WARPS, rank);
   // ---- 3. Selection: importance of the blocks from the scores of 1, the top n
-#if !V_ORDER
-  if (ranks) {
-    offer_candidates(s, importance, scores, position);
-    cluster_arrive();
-  }
-#endif
+  if (ranks && !WINDOW_MEANWHILE) offer();
   if (ranks) cluster_wait();
   int* const list = chosen + pair * SEL_N;
   if (parts & SELECTION) {

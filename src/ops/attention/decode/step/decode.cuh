@@ -72,14 +72,6 @@ __device__ __forceinline__ uint4 load_once(const void* from) {
 #endif
 }
 
-// Brings a line of memory into the L1 cache.
-__device__ __forceinline__ void touch(const void* at) {
-#if __CUDA_ARCH__ >= 800
-  u32 x;
-  asm volatile("ld.global.ca.u32 %0, [%1];" : "=r"(x) : "l"(at));
-#endif
-}
-
 struct Cached {
   const i64* tables;  // [batch] addresses of tables of pages
   i64 place;          // of the layer in a page, in numbers

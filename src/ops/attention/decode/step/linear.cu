@@ -4,7 +4,7 @@
 // result activated (ACTIVATION 1: SiLU, 2: SwiGLU over two halves of w) or added to a residual. A block has TILES tiles
 // of eight rows of w, whose columns its warps share out; a warp has all its weights on the way before it waits for x.
 // The tensor cores multiply x (rows of the batch) by w, both straight from memory, 16 bytes a lane.
-#include "linear.cuh"
+#include "decode.cuh"
 
 #ifndef INPUTS
 #define INPUTS 768
@@ -23,6 +23,21 @@ constexpr int RESIDENT = BATCH_TILES > 1 || TILES > 2 || OWN * TILES > 6 ? 2 : 4
 constexpr int ROWS = 16 * BATCH_TILES, COLUMNS = 8 * TILES;
 
 static_assert(INPUTS % 32 == 0 && (ACTIVATION != 2 || TILES % 2 == 0), "what the pieces need");
+
+__device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
+
+// Eight numbers times the norm's weights, rounded; their squares are added up.
+__device__ __forceinline__ uint4 weigh(uint4 x, const float (&weight)[8], float& squares) {
+  const u32 in[4] = {x.x, x.y, x.z, x.w};
+  u32 out[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const float a = low_bf16(in[i]), b = high_bf16(in[i]);
+    squares += a * a + b * b;
+    out[i] = pack_bf16(a * weight[2 * i], b * weight[2 * i + 1]);
+  }
+  return make_uint4(out[0], out[1], out[2], out[3]);
+}
 
 // w [rows][INPUTS] gives y [batch][rows]; then also [also_rows][INPUTS] gives also_y, f32 (the gate's logits). With
 // ACTIVATION 2 `rows` counts the results, and w has twice as many rows. norm: f32 [INPUTS].

@@ -252,12 +252,6 @@ export class StepKernels {
     this.#partial = fits ? null : Tensor.empty(cuda, [batch * heads.heads * this.#capacity], 'f32');
   }
 
-  /** Blocks of a launch of sparse attention, one on a multiprocessor; 0 for dense attention, whose blocks are small. */
-  get attentionBlocks(): number {
-    const { heads, sparse } = this.#shape;
-    return sparse ? this.#cluster * heads.groups * this.#batch : 0;
-  }
-
   free(): void {
     for (const tensor of this.#scratches.values()) tensor.free();
     this.#partial?.free();
