@@ -300,7 +300,7 @@ step_attention(const bf16* projection, const float* logits, const float* bias, c
   for (int r = threadIdx.x; r < HPG; r += THREADS) weigh_blocks(s, CMP, r);
   const bool ranks = !SPREAD && (parts & SELECTION) && ranks_blocks(position);
   const auto offer = [&] {
-    __syncthreads();
+    if (WINDOW_MEANWHILE) __syncthreads();  // the log-sums; otherwise the merge of the window's warps has waited
     offer_candidates(s, importance, scores, position);
     cluster_arrive();
   };
