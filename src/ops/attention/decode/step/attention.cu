@@ -24,7 +24,8 @@ constexpr int AHEAD = DK + DV <= 128 ? 2 : 1;  // units of a warp on their way a
 constexpr int NUMBERS = (HPG * DV + CLUSTER - 1) / CLUSTER;  // of the result, that a block writes
 constexpr int SELECTION = 1, SELECTED = 2, WINDOWED = 4, COMPRESSED = 8;  // parts of the work, to be timed one by one
 constexpr int CMP = 0, SEL = 1, WIN = 2;
-// The window is seen while the blocks of a cluster exchange importances; with few blocks, which have more of it, before.
+// Whether the window is seen while the blocks of a cluster exchange importances, or before: with few blocks, which have
+// more of it, that is faster.
 constexpr bool WINDOW_MEANWHILE = CLUSTER >= 4;
 constexpr int SPLITS = CLUSTER * WARPS;  // shares of spread.cu: one for every warp
 
