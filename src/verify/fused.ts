@@ -48,6 +48,7 @@ const WAYS: Readonly<Record<string, SparseOptions>> = {
   v1: { kernel: 'v1' },
   union: { path: 'union' },
   outer: { path: 'outer' },
+  joint: { path: 'outer', jointFrom: 0 },
   deterministic: { path: 'outer', deterministic: true },
   'mma.sync': { path: 'outer', mmaSync: true },
 };

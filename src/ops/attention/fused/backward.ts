@@ -1,15 +1,16 @@
 /**
  * The backward pass of the fused attention core, kernel by kernel. Keys and values are the outer loop of their own
  * gradients; the queries' gradient is computed by a second pass with queries outer (compressed, window) or as shares
- * per selected block, so that no atomic additions are needed. The gate enters through the log-sum-exp, so dOut is
- * never scaled.
+ * per selected block, so that no atomic additions are needed. For long sequences (`joint`) the compressed branch's is
+ * computed with its keys' instead and added up in fp32. The gate enters through the log-sum-exp, so dOut is never
+ * scaled.
  */
 import type { Tape } from '../../../tensor/tape.js';
 import type { Tensor } from '../../../tensor/tensor.js';
 import type { SparseInputs } from '../nsa.js';
 import type { FusedBatch } from './code.js';
 import type { ForwardResults } from './forward.js';
-import { packedTileBytes, rowLanes } from './plan.js';
+import { JOINT_FROM, packedTileBytes, querySumRows, rowLanes } from './plan.js';
 
 export type GradientName = keyof SparseInputs;
 export type Gradients = Readonly<Record<GradientName, Tensor>>;
@@ -29,16 +30,32 @@ export interface BackwardScratch {
    */
   readonly keySums: Tensor;
   readonly valueSums: Tensor;
+  /** fp32 sums of the queries' gradient of the compressed branch where it is computed with the keys', else null. */
+  readonly querySums: Tensor | null;
 }
 
-export function allocateBackward(tape: Tape, batch: FusedBatch, deterministic: boolean): BackwardScratch {
+/** `joint`: one kernel for all gradients of the compressed branch. */
+export interface BackwardPath {
+  readonly ordered: boolean;
+  readonly joint: boolean;
+}
+
+export function backwardPath(
+  batch: FusedBatch,
+  options: { readonly deterministic?: boolean; readonly jointFrom?: number },
+): BackwardPath {
+  const { deterministic: ordered = false, jointFrom = JOINT_FROM } = options;
+  return { ordered, joint: !ordered && batch.hasJoint && batch.plan.longest >= jointFrom };
+}
+
+export function allocateBackward(tape: Tape, batch: FusedBatch, { ordered, joint }: BackwardPath): BackwardScratch {
   const { plan, shape } = batch;
   const { heads, groups, dk, dv } = shape.heads;
   const { nSel, lSel } = shape.sparse;
   const tile = packedTileBytes(shape.heads) / 2;
   const keys = plan.compressed * groups;
   const parts = Math.max(plan.compressedChunks * keys, plan.backwardItems * lSel);
-  const rows = deterministic ? parts : keys + plan.tokens * groups;
+  const rows = ordered ? parts : keys + plan.tokens * groups;
   return {
     packedCmp: tape.empty([plan.compressedTiles, tile], 'bf16'),
     packedWin: tape.empty([plan.tokenTiles(64), tile], 'bf16'),
@@ -47,6 +64,7 @@ export function allocateBackward(tape: Tape, batch: FusedBatch, deterministic: b
     shares: tape.empty([plan.tokens, heads, nSel, dk], 'bf16'),
     keySums: tape.empty([rows, dk]),
     valueSums: tape.empty([rows, dv]),
+    querySums: joint ? tape.empty([querySumRows(plan, shape), dk]) : null,
   };
 }
 
@@ -94,6 +112,7 @@ export class FusedBackward {
   clear(): void {
     this.scratch.keySums.zero();
     this.scratch.valueSums.zero();
+    this.scratch.querySums?.zero();
   }
 
   /** The gates' gradient, and delta and shift of every row for the other kernels. */
@@ -109,8 +128,32 @@ export class FusedBackward {
     );
   }
 
+  #compressedAll(querySums: Tensor): void {
+    const { batch, inputs } = this;
+    const { plan, groups, tokenStarts, compressedStarts, blockStarts, sequences } = batch;
+    const constant = (what: string) => batch.constant('compressed', `compressed_gradients_${what}`);
+    const keys = plan.compressed * groups;
+    batch.launch(
+      'compressed',
+      'compressed_gradients',
+      {
+        grid: [plan.keyTiles(constant('keys')), Math.ceil(plan.longest / constant('chunk')), groups],
+        block: constant('threads'),
+        shared: constant('shared'),
+      },
+      ...[inputs.q, inputs.kCmp, inputs.vCmp, this.dOut, ...this.#weights(CMP)],
+      ...[this.#sums(0, keys, 'key', false), this.#sums(0, keys, 'value', false), querySums],
+      ...[tokenStarts, compressedStarts, blockStarts, sequences],
+    );
+  }
+
+  /** And the queries' gradient of the compressed branch where there are sums for it. */
   compressedKeys(ordered: boolean): void {
     const { batch, inputs, into } = this;
+    if (this.scratch.querySums) {
+      this.#compressedAll(this.scratch.querySums);
+      return;
+    }
     const { plan, groups, tokenStarts, compressedStarts, sequences } = batch;
     const { dk, dv } = batch.shape.heads;
     const keys = plan.compressed * groups;
@@ -179,9 +222,13 @@ export class FusedBackward {
     );
   }
 
-  /** The queries' gradient of the compressed and of the window branch. */
+  /** The queries' gradient of the compressed branch, unless it is with the keys', and of the window branch. */
   streamedQueries(): void {
     const { batch, inputs, scratch, into } = this;
+    if (scratch.querySums) {
+      this.#windowQueries();
+      return;
+    }
     batch.packCompressed(inputs.kCmp, inputs.vCmp, scratch.packedCmp);
     batch.packWindow(inputs.kWin, inputs.vWin, scratch.packedWin);
     batch.launchTiles(
@@ -192,7 +239,17 @@ export class FusedBackward {
     );
   }
 
-  /** Adds the selected branch's. */
+  #windowQueries(): void {
+    const { batch, inputs, scratch, into } = this;
+    batch.packWindow(inputs.kWin, inputs.vWin, scratch.packedWin);
+    batch.launchTiles(
+      'window',
+      'window_query_gradient',
+      ...[inputs.q, scratch.packedWin, this.dOut, ...this.#weights(WIN), into.q, batch.tokenStarts, batch.sequences],
+    );
+  }
+
+  /** Adds the selected branch's, and the compressed branch's where they are sums. */
   selectedQueries(): void {
     const { batch, results, scratch, into } = this;
     const lanes = rowLanes(batch.shape.heads.dk);
@@ -201,6 +258,7 @@ export class FusedBackward {
       'selected_query_gradient',
       { grid: Math.ceil((batch.rows * lanes) / 256), block: 256 },
       ...[into.q, scratch.shares, results.selected, batch.plan.tokens],
+      ...[scratch.querySums, batch.tokenStarts, batch.blockStarts, batch.sequences],
     );
   }
 

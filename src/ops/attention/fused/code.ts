@@ -7,6 +7,7 @@ import {
   type FusedBuild,
   type FusedShape,
   fusedMacros,
+  hasJoint,
   headsPerGroup,
   planBatch,
   sharedLimit,
@@ -31,6 +32,8 @@ export class FusedBatch {
   readonly plan: BatchPlan;
   readonly multiprocessors: number;
   readonly unionLimit: number;
+  /** Whether one kernel can compute all gradients of the compressed branch. */
+  readonly hasJoint: boolean;
   /** cu_seqlens in tokens, in compressed keys and in selection blocks. */
   readonly tokenStarts: Tensor;
   readonly compressedStarts: Tensor;
@@ -52,6 +55,7 @@ export class FusedBatch {
     this.shape = shape;
     this.build = build;
     this.multiprocessors = cuda.multiprocessors;
+    this.hasJoint = hasJoint(shape, build, cuda.architecture);
     this.unionLimit = unionLimit(shape, union);
     this.tokenStarts = tokens.offsets;
     this.compressedStarts = blocks.offsets;

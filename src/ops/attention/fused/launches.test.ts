@@ -121,6 +121,38 @@ describe('launches of the fused kernels', () => {
     expect(names(trace({ deterministic: true }, { record: false }).forward)).not.toContain('select_sort');
   });
 
+  it('compute all gradients of the compressed branch at once where sequences are long', () => {
+    const launched = (options: SparseOptions = {}, architecture = 90, lSel = 64) => {
+      const shape = { heads: { ...HEADS, dv: 64 }, sparse: { ...SPARSE, lSel } };
+      const device = new RecordingCuda(exportedBy(shape), architecture);
+      const layout = sparseLayout(new Sequences(device, [20_000, 100]), shape.sparse);
+      const tape = new Tape(device);
+      const { vCmp, vSel, vWin, ...same } = inputsOf(tape, layout.blocks.total, 20_100);
+      const wide = (tensor: Tensor) => tape.watch(tape.empty([tensor.shape[0], 2, 64], 'bf16'));
+      const inputs = { ...same, vCmp: wide(vCmp), vSel: wide(vSel), vWin: wide(vWin) };
+      const { out } = nativeSparseAttention(tape, inputs, layout, shape.sparse, options);
+      device.launches.length = 0;
+      tape.backward(out, tape.zeros(out.shape, 'bf16'));
+      tape.end();
+      return device.launches;
+    };
+    const joint = launched();
+    expect(names(joint)).toEqual([
+      ...['combine_backward', 'compressed_gradients', 'selected_backward', 'window_backward'],
+      ...['window_pack', 'window_query_gradient', 'selected_query_gradient', 'round_sums'],
+    ]);
+    expect(find(joint, 'compressed_gradients').shape).toEqual({ grid: [7 + 1, 20, 2], block: 512, shared: 169_088 });
+    const both = ['compressed_backward', 'compressed_window_query_gradient'];
+    for (const others of [
+      launched({ jointFrom: 20_001 }),
+      launched({ deterministic: true }),
+      launched({ mmaSync: true }),
+      launched({}, 80),
+      launched({}, 90, 48),
+    ])
+      expect(names(others)).toEqual(expect.arrayContaining(both));
+  });
+
   it('rank the blocks of a long sequence once when a block of the model is run again', () => {
     const launched = (length: number) => {
       const device = new RecordingCuda(constant);
