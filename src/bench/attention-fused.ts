@@ -120,8 +120,12 @@ export function fusedSubjects(
         forward.compressed();
       },
       () => {
-        backward.compressedKeys(ordered);
-        backward.streamedQueries(); // of the window too
+        if (querySums)
+          backward.streamed(querySums); // of the window too
+        else {
+          backward.compressedKeys(ordered);
+          backward.streamedQueries();
+        }
       },
       [
         [packedCmp],

@@ -1,8 +1,8 @@
 /**
  * The backward pass of the fused attention core, kernel by kernel. Keys and values are the outer loop of their own
  * gradients; the queries' gradient is computed by a second pass with queries outer (compressed, window) or as shares
- * per selected block, so that no atomic additions are needed. For long sequences (`joint`) the compressed branch's is
- * computed with its keys' instead and added up in fp32. The gate enters through the log-sum-exp, so dOut is never
+ * per selected block, so that no atomic additions are needed. Where possible (`joint`) one kernel computes all of the
+ * compressed and the window branch instead and adds the queries' gradient up in fp32. The gate enters through the log-sum-exp, so dOut is never
  * scaled.
  */
 import type { Tape } from '../../../tensor/tape.js';
@@ -17,8 +17,9 @@ export type Gradients = Readonly<Record<GradientName, Tensor>>;
 
 /** Memory that only the backward pass needs. */
 export interface BackwardScratch {
-  readonly packedCmp: Tensor;
-  readonly packedWin: Tensor;
+  /** Null where `joint`. */
+  readonly packedCmp: Tensor | null;
+  readonly packedWin: Tensor | null;
   /** [3, T, H]: rowsum(dOut * branch), and the log-sum-exp in base 2 with the gate in it. */
   readonly delta: Tensor;
   readonly shift: Tensor;
@@ -30,11 +31,11 @@ export interface BackwardScratch {
    */
   readonly keySums: Tensor;
   readonly valueSums: Tensor;
-  /** fp32 sums of the queries' gradient of the compressed branch where it is computed with the keys', else null. */
+  /** fp32 sums of the queries' gradient of both branches that one kernel computes, or null. */
   readonly querySums: Tensor | null;
 }
 
-/** `joint`: one kernel for all gradients of the compressed branch. */
+/** `joint`: one kernel for all gradients of the compressed and the window branch. */
 export interface BackwardPath {
   readonly ordered: boolean;
   readonly joint: boolean;
@@ -57,8 +58,8 @@ export function allocateBackward(tape: Tape, batch: FusedBatch, { ordered, joint
   const parts = Math.max(plan.compressedChunks * keys, plan.backwardItems * lSel);
   const rows = ordered ? parts : keys + plan.tokens * groups;
   return {
-    packedCmp: tape.empty([plan.compressedTiles, tile], 'bf16'),
-    packedWin: tape.empty([plan.tokenTiles(64), tile], 'bf16'),
+    packedCmp: joint ? null : tape.empty([plan.compressedTiles, tile], 'bf16'),
+    packedWin: joint ? null : tape.empty([plan.tokenTiles(64), tile], 'bf16'),
     delta: tape.empty([3, plan.tokens, heads]),
     shift: tape.empty([3, plan.tokens, heads]),
     shares: tape.empty([plan.tokens, heads, nSel, dk], 'bf16'),
@@ -100,10 +101,13 @@ export class FusedBackward {
   run(ordered: boolean): void {
     this.prepare();
     if (!ordered) this.clear();
-    this.compressedKeys(ordered);
+    if (this.scratch.querySums) this.streamed(this.scratch.querySums);
+    else {
+      this.compressedKeys(ordered);
+      this.windowKeys();
+      this.streamedQueries();
+    }
     this.selectedKeys(ordered);
-    this.windowKeys();
-    this.streamedQueries();
     this.selectedQueries();
     if (!ordered) this.round();
   }
@@ -128,32 +132,31 @@ export class FusedBackward {
     );
   }
 
-  #compressedAll(querySums: Tensor): void {
-    const { batch, inputs } = this;
+  /** The compressed and the window branch by one kernel, which adds the queries' gradient to sums. */
+  streamed(querySums: Tensor): void {
+    const { batch, inputs, scratch, into } = this;
     const { plan, groups, tokenStarts, compressedStarts, blockStarts, sequences } = batch;
-    const constant = (what: string) => batch.constant('compressed', `compressed_gradients_${what}`);
+    const constant = (what: string) => batch.constant('joint', `joint_gradients_${what}`);
     const keys = plan.compressed * groups;
+    const tiles = plan.keyTiles(constant('keys'));
+    const chunks = Math.ceil(plan.longest / constant('chunk'));
     batch.launch(
-      'compressed',
-      'compressed_gradients',
+      'joint',
+      'joint_gradients',
       {
-        grid: [plan.keyTiles(constant('keys')), Math.ceil(plan.longest / constant('chunk')), groups],
+        grid: (tiles * chunks + plan.tokenTiles(constant('keys'))) * groups,
         block: constant('threads'),
         shared: constant('shared'),
       },
-      ...[inputs.q, inputs.kCmp, inputs.vCmp, this.dOut, ...this.#weights(CMP)],
-      ...[this.#sums(0, keys, 'key', false), this.#sums(0, keys, 'value', false), querySums],
-      ...[tokenStarts, compressedStarts, blockStarts, sequences],
+      ...[inputs.q, this.dOut, scratch.shift, scratch.delta],
+      ...[inputs.kCmp, inputs.vCmp, this.#sums(0, keys, 'key', false), this.#sums(0, keys, 'value', false)],
+      ...[inputs.kWin, inputs.vWin, into.kWin, into.vWin, querySums],
+      ...[tokenStarts, compressedStarts, blockStarts, sequences, tiles, chunks],
     );
   }
 
-  /** And the queries' gradient of the compressed branch where there are sums for it. */
   compressedKeys(ordered: boolean): void {
     const { batch, inputs, into } = this;
-    if (this.scratch.querySums) {
-      this.#compressedAll(this.scratch.querySums);
-      return;
-    }
     const { plan, groups, tokenStarts, compressedStarts, sequences } = batch;
     const { dk, dv } = batch.shape.heads;
     const keys = plan.compressed * groups;
@@ -222,34 +225,22 @@ export class FusedBackward {
     );
   }
 
-  /** The queries' gradient of the compressed branch, unless it is with the keys', and of the window branch. */
+  /** The queries' gradient of the compressed and of the window branch. */
   streamedQueries(): void {
     const { batch, inputs, scratch, into } = this;
-    if (scratch.querySums) {
-      this.#windowQueries();
-      return;
-    }
-    batch.packCompressed(inputs.kCmp, inputs.vCmp, scratch.packedCmp);
-    batch.packWindow(inputs.kWin, inputs.vWin, scratch.packedWin);
+    const { packedCmp, packedWin } = scratch;
+    if (!packedCmp || !packedWin) throw new Error('no memory for packed keys: the joint kernel was to run');
+    batch.packCompressed(inputs.kCmp, inputs.vCmp, packedCmp);
+    batch.packWindow(inputs.kWin, inputs.vWin, packedWin);
     batch.launchTiles(
       'compressed',
       'compressed_window_query_gradient',
-      ...[inputs.q, scratch.packedCmp, scratch.packedWin, this.dOut, scratch.shift, scratch.delta, into.q],
+      ...[inputs.q, packedCmp, packedWin, this.dOut, scratch.shift, scratch.delta, into.q],
       ...[batch.tokenStarts, batch.sequences],
     );
   }
 
-  #windowQueries(): void {
-    const { batch, inputs, scratch, into } = this;
-    batch.packWindow(inputs.kWin, inputs.vWin, scratch.packedWin);
-    batch.launchTiles(
-      'window',
-      'window_query_gradient',
-      ...[inputs.q, scratch.packedWin, this.dOut, ...this.#weights(WIN), into.q, batch.tokenStarts, batch.sequences],
-    );
-  }
-
-  /** Adds the selected branch's, and the compressed branch's where they are sums. */
+  /** Adds the selected branch's, also to the others' sums where there are any. */
   selectedQueries(): void {
     const { batch, results, scratch, into } = this;
     const lanes = rowLanes(batch.shape.heads.dk);

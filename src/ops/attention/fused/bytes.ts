@@ -50,6 +50,6 @@ export function fusedBytes(
     ranked: rows * (BF16 * dv + FLOAT) + INT * (2 * plan.choices + plan.lists * plan.stretches),
     forward: compressedAndWindow + packed * plan.blocks + lists + partial,
     // Two numbers of each branch for a row, and the queries' gradient of the selected branch by slot.
-    backward: compressedAndWindow + FLOAT * 6 * rows + BF16 * rows * dk * nSel + sums + querySums,
+    backward: (joint ? querySums : compressedAndWindow) + FLOAT * 6 * rows + BF16 * rows * dk * nSel + sums,
   };
 }

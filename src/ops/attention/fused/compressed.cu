@@ -1,7 +1,6 @@
 // Compressed branch: softmax over the visible compressed keys, forward and backward; dQ together with the window's.
 #include "gradient.cuh"
 #include "backward.cuh"
-#include "joint-backward.cuh"
 #include "window.cuh"
 
 #ifndef CMP_WARPGROUPS
@@ -25,10 +24,6 @@ EXPORT(compressed_window_query_gradient_shared, STREAM_SHARED<DQ_WARPGROUPS, 1, 
 EXPORT(compressed_window_query_gradient_threads, STREAM_THREADS<DQ_WARPGROUPS>)
 EXPORT(compressed_window_query_gradient_rows, DQ_WARPGROUPS * 64)
 EXPORT(compressed_backward_chunk, CMP_CHUNK)
-EXPORT(compressed_gradients_shared, JOINT_SHARED)
-EXPORT(compressed_gradients_threads, JOINT_THREADS)
-EXPORT(compressed_gradients_chunk, JOINT_CHUNK)
-EXPORT(compressed_gradients_keys, JOINT * 64)
 
 // grid (tiles of 64 compressed keys of all sequences, groups)
 extern "C" __global__ void __launch_bounds__(256) compressed_pack(const bf16* k_cmp, const bf16* v_cmp,
@@ -134,45 +129,6 @@ extern "C" __global__ void __launch_bounds__(128, BACKWARD_BLOCKS) compressed_ba
                          min(64, place.length - place.tile * 64), dk + (skip + key) * DK, dv + (skip + key) * DV,
                          GROUPS, parts != 0);
 }
-
-#if WGMMA && JOINT_SHAPE
-// grid (tiles of JOINT * 64 compressed keys of all sequences, chunks of tokens, groups); adds to dk, dv and the tiles
-// of sums of dQ (without its scale) in fp32.
-extern "C" __global__ void __launch_bounds__(JOINT_THREADS, 1) compressed_gradients(
-    const bf16* q, const bf16* k_cmp, const bf16* v_cmp, const bf16* d_out, const float* lse, const float* delta,
-    float* dk, float* dv, float* dq, const int* cu_seqlens, const int* cu_cmp, const int* cu_blocks, int sequences) {
-  extern __shared__ unsigned char shared[];
-  Place place;  // in units of compressed keys, as in compressed_backward
-  if (!find_place(cu_cmp, sequences, blockIdx.x, [](int count) { return (count + JOINT * 64 - 1) / (JOINT * 64); }, place))
-    return;
-  JointWalk walk;
-  const int first = cu_seqlens[place.sequence], group = blockIdx.z;
-  walk.key0 = place.tile * JOINT * 64;
-  const int chunk = (gridDim.y - 1 - blockIdx.y) * JOINT_CHUNK;
-  const int start = max(walk.key0 * CMP_D + CMP_L - 1, chunk),
-            end = min(chunk + JOINT_CHUNK, cu_seqlens[place.sequence + 1] - first);
-  if (start >= end) return;
-  walk.row0 = start * HPG / 64 * 64;
-  walk.rows = end * HPG - walk.row0;
-  walk.active = min(JOINT, (count_compressed(end) - walk.key0 + 63) / 64);
-  const u32 base = (shared_address(shared) + 1023) & ~1023u;
-  const JointMemory memory = {shared + (base - shared_address(shared)), base};
-  memory.init(walk.active);
-  const int w = warpgroup();
-  if (w == JOINT) {
-    registers_release<JOINT_LEFT>();
-    const i64 tile = (i64)cu_blocks[place.sequence] * HPG + walk.row0 / 64;
-    const i64 row = (i64)first * HEADS + group * HPG;
-    joint_queries(walk, memory, q + row * DK, d_out + row * DV, lse + row, delta + row,
-                  dq + (tile * GROUPS + group) * 4096);
-  } else if (w < walk.active) {
-    registers_claim<JOINT_REGISTERS>();
-    const i64 key = (i64)(place.first + walk.key0 + w * 64) * GROUPS + group;
-    joint_keys(walk, memory, w, k_cmp + key * DK, v_cmp + key * DV,
-               min(64, place.length - walk.key0 - w * 64), dk + key * DK, dv + key * DV);
-  }
-}
-#endif
 
 // Adds the parts in order of the tokens; keys that no token sees get zero. Four columns a thread.
 // grid (keys * G * max(Dk, Dv) / 1024, 2: dk and dv)

@@ -92,8 +92,8 @@ describe('launches of the fused kernels', () => {
     const { forward, backward } = trace();
     expect(names(forward)).toEqual([...[...BEGINNING, 'selected_dense', 'selected_union', 'selected_outer']]);
     expect(names(backward)).toEqual([
-      ...['combine_backward', 'compressed_backward', 'selected_backward', 'window_backward', 'compressed_pack'],
-      ...['window_pack', 'compressed_window_query_gradient', 'selected_query_gradient', 'round_sums'],
+      ...['combine_backward', 'compressed_backward', 'window_backward', 'compressed_pack', 'window_pack'],
+      ...['compressed_window_query_gradient', 'selected_backward', 'selected_query_gradient', 'round_sums'],
     ]);
   });
 
@@ -121,7 +121,7 @@ describe('launches of the fused kernels', () => {
     expect(names(trace({ deterministic: true }, { record: false }).forward)).not.toContain('select_sort');
   });
 
-  it('compute all gradients of the compressed branch at once where sequences are long', () => {
+  it('compute the gradients of the compressed and the window branch at once where sequences are long', () => {
     const launched = (options: SparseOptions = {}, architecture = 90, lSel = 64) => {
       const shape = { heads: { ...HEADS, dv: 64 }, sparse: { ...SPARSE, lSel } };
       const device = new RecordingCuda(exportedBy(shape), architecture);
@@ -138,10 +138,10 @@ describe('launches of the fused kernels', () => {
     };
     const joint = launched();
     expect(names(joint)).toEqual([
-      ...['combine_backward', 'compressed_gradients', 'selected_backward', 'window_backward'],
-      ...['window_pack', 'window_query_gradient', 'selected_query_gradient', 'round_sums'],
+      ...['combine_backward', 'joint_gradients', 'selected_backward', 'selected_query_gradient', 'round_sums'],
     ]);
-    expect(find(joint, 'compressed_gradients').shape).toEqual({ grid: [7 + 1, 20, 2], block: 512, shared: 169_088 });
+    const grid = ((7 + 1) * 20 + 105 + 1) * 2;
+    expect(find(joint, 'joint_gradients').shape).toEqual({ grid, block: 512, shared: 169_536 });
     const both = ['compressed_backward', 'compressed_window_query_gradient'];
     for (const others of [
       launched({ jointFrom: 20_001 }),

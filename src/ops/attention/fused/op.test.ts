@@ -238,7 +238,7 @@ describe('the fused kernels', () => {
     { name: '16 heads a group', lengths: [1500], heads: heads(16, 1, 64), sparse: { ...PAPER, nSel: 8, w: 128 } },
     { name: 'one head a group', lengths: [700, 1100], heads: heads(2, 2, 64), sparse: { ...PAPER, l: 16, d: 8 } },
   ];
-  it.each(JOINT)('equal the reference, all gradients of the compressed branch by one kernel: $name', async (example) => {
+  it.each(JOINT)('equal the reference, compressed and window gradients by one kernel: $name', async (example) => {
     await expectReference(example, { jointFrom: 0 });
   });
 

@@ -44,8 +44,8 @@ export interface FusedOptions {
   /** Path of the selected branch; by default the device chooses. */
   readonly path?: SelectedPath;
   /**
-   * Longest sequence from which the gradients of the compressed branch are computed by one kernel, where there is one;
-   * not in deterministic mode.
+   * Longest sequence from which one kernel computes the gradients of the compressed and the window branch, where there
+   * is one; not in deterministic mode.
    */
   readonly jointFrom?: number;
   /** Tensor-core products by mma.sync instead of Hopper's wgmma. Other GPUs always use mma.sync. */

@@ -236,10 +236,10 @@ export function batchRefusal(
 }
 
 /**
- * Longest sequence from which one kernel computes all gradients of the compressed branch: five products instead of
- * seven, but sums of the queries' gradient in fp32 that must be cleared and read.
+ * Longest sequence from which one kernel computes all gradients of the compressed and the window branch: five products
+ * instead of seven, but sums of the queries' gradient in fp32 that must be cleared and read.
  */
-export const JOINT_FROM = 16_384;
+export const JOINT_FROM = 0;
 
 /** Whether that kernel exists: it has no other form. */
 export function hasJoint({ heads, sparse }: FusedShape, build: FusedBuild, architecture: number): boolean {
