@@ -1,6 +1,6 @@
 // compressed_forward, window_forward and compressed_window_query_gradient on the emulator against float64: outputs,
-// log-sum-exps, that a token's bits do not depend on later tokens, and dQ. run.py puts the kernels' sources in front of
-// this.
+// log-sum-exps, that a token's bits do not depend on later tokens, and gradients, also by joint_gradients. run.py puts
+// the kernels' sources in front of this.
 #include <algorithm>
 #include <random>
 
@@ -161,7 +161,7 @@ bool independent(const char* name, Batch b, bool is_window, const Result& before
   return same;
 }
 
-// Largest error of gradients relative to their norm
+// Error of gradients relative to their norm
 double distance(const std::vector<double>& actual, const std::vector<double>& expected) {
   double error = 0, norm = 0;
   for (size_t i = 0; i < actual.size(); i++) {
@@ -172,7 +172,7 @@ double distance(const std::vector<double>& actual, const std::vector<double>& ex
   return norm == 0 ? std::sqrt(error) : std::sqrt(error / norm);
 }
 
-// All gradients of both branches by joint_gradients; dq is what compare_gradients computed in float64.
+// All gradients of both branches by joint_gradients: dQ, dK and dV of compressed, dK and dV of window.
 bool joint(const char* name, const Batch& b, const std::vector<bf16>& d_out, const std::vector<float>& shift,
            const std::vector<float>& delta, const std::vector<double> (&expected)[5]) {
   const int n = b.sequences;
@@ -188,7 +188,8 @@ bool joint(const char* name, const Batch& b, const std::vector<bf16>& d_out, con
   const int chunks = (longest + JOINT_CHUNK - 1) / JOINT_CHUNK;
   std::vector<float> dk(b.k_cmp.size()), dv(b.v_cmp.size()), sums((size_t)blocks.back() * HEADS * 64 * 64);
   std::vector<bf16> dk_win(b.k.size(), 0x7fc0), dv_win(b.v.size(), 0x7fc0);
-  if (!emulator::launch({(cmp_tiles * chunks + win_tiles) * GROUPS, 1, 1}, joint_gradients_threads, 1, joint_gradients_shared + 2048, [&] {
+  const int grid = (cmp_tiles * chunks + win_tiles) * GROUPS;
+  if (!emulator::launch({grid, 1, 1}, joint_gradients_threads, 1, joint_gradients_shared + 2048, [&] {
         joint_gradients(b.q.data(), d_out.data(), shift.data(), delta.data(), b.k_cmp.data(), b.v_cmp.data(), dk.data(),
                         dv.data(), b.k.data(), b.v.data(), dk_win.data(), dv_win.data(), sums.data(), b.cu.data(),
                         b.cu_cmp.data(), blocks.data(), n, cmp_tiles, chunks);
@@ -273,7 +274,8 @@ bool gradients(const char* name, const Batch& b, const Result& cmp, const Result
               all[0][row * DK + c] += ds * emulator::from_bf16(keys[key * DK + c]);
               all[1 + 2 * branch][key * DK + c] += ds * emulator::from_bf16(b.q[row * DK + c]);
             }
-            for (int c = 0; c < DV; c++) all[2 + 2 * branch][key * DV + c] += p * emulator::from_bf16(d_out[row * DV + c]);
+            for (int c = 0; c < DV; c++)
+              all[2 + 2 * branch][key * DV + c] += p * emulator::from_bf16(d_out[row * DV + c]);
           }
         }
       }

@@ -1,5 +1,5 @@
-// Gradients of the compressed and the window branch in one walk over the queries: five products a pair of query and key,
-// where compressed_backward, window_backward and the pass for dQ compute seven, scores and exponentials twice.
+// Gradients of the compressed and the window branch in one walk over the queries: five products a pair of query and
+// key, where compressed_backward, window_backward and the pass for dQ compute seven, scores and exponentials twice.
 //
 // A block holds JOINT tiles of 64 keys, one for each of its computing warpgroups, and walks the packed rows that see
 // them, 64 at a time. A computing warpgroup does what `backward` does (see there) and leaves dS in shared memory. One
@@ -22,7 +22,8 @@
 #if (WGMMA || defined(EMULATED)) && JOINT_SHAPE
 constexpr int JOINT_KEYS = JOINT * 64, JOINT_THREADS = (JOINT + 1) * 128;
 constexpr int JOINT_LEFT = 65536 / JOINT_THREADS / 8 * 8 * (JOINT + 1) - JOINT * JOINT_REGISTERS;
-constexpr int LIMITED_WINDOW = WINDOW < (1 << 24) ? WINDOW : 1 << 24;  // times HPG it fits 32 bits; no sequence is longer
+// No sequence is longer, and times HPG it fits 32 bits.
+constexpr int LIMITED_WINDOW = WINDOW < (1 << 24) ? WINDOW : 1 << 24;
 constexpr int JOINT_STAGES = 4, JOINT_SLOTS = 2;  // of queries and of dS
 constexpr int JOINT_SIDE = 1024 + 64;           // bytes beside a stage of queries
 constexpr int JOINT_SHARED =
@@ -59,8 +60,8 @@ struct JointWalk {
   }
 };
 
-// What a computing warpgroup needs at its end, in shared memory meanwhile: the place of its keys in k and v, and how many
-// there are.
+// What a computing warpgroup needs at its end, in shared memory meanwhile: the place of its keys in k and v, and how
+// many there are.
 struct JointKeys {
   i64 at;
   int keys, window;
@@ -137,8 +138,8 @@ __device__ __forceinline__ void warp_arrive(u32 at) {
   if ((threadIdx.x & 31) == 0) barrier_arrive(at);
 }
 
-// The warpgroup that loads queries and gradients and adds dQ up; sums: the tile of row0. q, d_out, shift and delta begin
-// with the sequence's first token and the group's first head.
+// The warpgroup that loads queries and gradients and adds dQ up; sums: the tile of row0. q, d_out, shift and delta
+// begin with the sequence's first token and the group's first head.
 __device__ __forceinline__ void joint_queries(const JointWalk& walk, const JointMemory& memory, const bf16* q,
                                               const bf16* d_out, const float* shift, const float* delta, float* sums) {
   const int thread = threadIdx.x & 127;

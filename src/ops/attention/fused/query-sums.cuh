@@ -1,5 +1,6 @@
-// fp32 sums of dQ that joint_gradients adds to and selected_query_gradient reads: per block of 64 tokens HPG tiles of 64
-// packed rows, each for all groups. A tile is in the order of the accumulators, so that a warp adds 512 bytes at once.
+// fp32 sums of dQ that joint_gradients adds to and selected_query_gradient reads: per block of 64 tokens HPG tiles of
+// 64 packed rows, each for all groups. A tile is in the order of the accumulators, so that a warp adds 512 bytes at
+// once.
 #pragma once
 #include "common.cuh"
 

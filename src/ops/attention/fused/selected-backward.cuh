@@ -95,8 +95,8 @@ extern "C" __global__ void __launch_bounds__(256) selected_sum(const float* dk_p
 
 constexpr int DQ_LANES = DK <= 32 ? 4 : DK <= 64 ? 8 : DK <= 128 ? 16 : 32;
 
-// dq += the shares of the selected blocks: dq holds the compressed and window branches', or with `sums` these do, and dq
-// holds nothing. One row per DQ_LANES threads.
+// dq += the shares of the selected blocks: dq holds the compressed and window branches', or with `sums` these do, and
+// dq holds nothing. One row per DQ_LANES threads.
 extern "C" __global__ void __launch_bounds__(256)
 selected_query_gradient(bf16* dq, const bf16* shares, const int* selected, int tokens, const float* sums,
                         const int* cu_seqlens, const int* cu_blocks, int sequences) {
