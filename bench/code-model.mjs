@@ -191,9 +191,24 @@ function charts(run, { retrieval }) {
         points: run.attention.map((line) => [line.step, mean(line[branch])]),
       })),
     }),
+    layers: layerChart(run),
     passkey: retrievalChart(retrieval, 'passkey'),
     'key-value': retrievalChart(retrieval, 'key-value'),
   };
+}
+
+/** Share of each branch by layer, at some steps from the first telemetry after the start to the last. */
+function layerChart({ attention }) {
+  const lines = thinned(attention.slice(1), 4);
+  return heatMap({
+    ...{ title: 'Share of each branch in the gates, by layer and step', x: 'step', y: 'layer' },
+    columns: lines.map(({ step }) => count(step)),
+    rows: lines[0].cmp.map((_, layer) => String(layer + 1)),
+    tables: Object.entries({ cmp: 'compressed', sel: 'selected', win: 'window' }).map(([branch, title]) => ({
+      title,
+      values: lines[0].cmp.map((_, layer) => lines.map((line) => line[branch][layer])),
+    })),
+  });
 }
 
 function retrievalChart({ rows }, task) {

@@ -4,7 +4,8 @@
 //
 // "first" is the first prompt of a server, which also pays for memory that later ones reuse; "cold" is another one after it.
 // "other end" is a prompt whose last 100 tokens differ from those of the prompt in the files. Of every row: milliseconds to the
-// first and to the second token, to the first byte, and those of the engine to the first token (/metrics). With --text
+// first and to the second token, to the first byte, and those of the engine to the first token (/metrics); medians of
+// --repeats new servers for the last two rows, and of three times as many requests for "memory". With --text
 // the prompt is a text of --tokens bytes instead of a list of tokens. UV_THREADPOOL_SIZE in the environment is the number
 // of threads that read files, 4 by default.
 import { spawn } from 'node:child_process';
@@ -108,27 +109,29 @@ async function measure(url, start, end = 0) {
 }
 
 const median = (all) => [...all].sort((a, b) => a - b)[Math.floor(all.length / 2)];
-const [first, cold, memory] = await withServer(async (url) => {
-  const first = await measure(url, 0);
-  await setTimeout(WRITING_MS);
-  const cold = await measure(url, 1);
-  await setTimeout(WRITING_MS);
-  const again = [];
-  for (let i = 0; i < 3 * repeats; i++) again.push(await measure(url, 1));
-  return [first, cold, again];
-});
+/** Of the row "cold", with which the later ones are compared. */
+let cold = Number.NaN;
 const row = (name, all) => {
   const of = (key) => median(all.map((one) => one[key])).toFixed(1);
-  const ratio = (cold.firstToken / median(all.map(({ firstToken }) => firstToken))).toFixed(1);
+  const faster = cold / median(all.map(({ firstToken }) => firstToken));
+  const ratio = Number.isNaN(faster) ? '' : `${faster.toFixed(1)}x`;
   console.log(
-    `${name.padEnd(10)} ${of('firstToken').padStart(9)} ms ${ratio.padStart(8)}x ${String(all[0].cached).padStart(8)} of ` +
+    `${name.padEnd(10)} ${of('firstToken').padStart(9)} ms ${ratio.padStart(9)} ${String(all[0].cached).padStart(8)} of ` +
       `${count} tokens cached; second token ${of('secondToken')} ms, first byte ${of('firstByte')} ms, ` +
       `engine ${of('engine')} ms`,
   );
 };
-row('first', [first]);
-row('cold', [cold]);
-row('memory', memory);
+await withServer(async (url) => {
+  row('first', [await measure(url, 0)]);
+  await setTimeout(WRITING_MS);
+  const second = await measure(url, 1);
+  cold = second.firstToken;
+  row('cold', [second]);
+  await setTimeout(WRITING_MS);
+  const again = [];
+  for (let i = 0; i < 3 * repeats; i++) again.push(await measure(url, 1));
+  row('memory', again);
+});
 for (const [name, isOther] of [
   ['disk', false],
   ['other end', true],

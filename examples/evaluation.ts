@@ -1,4 +1,5 @@
-// Loss, perplexity and bits per byte of a model on held-out text, and the tokens it finds hardest.
+// Loss, perplexity and bits per byte of a model on the held-out samples of a loader: random bytes here; for text of yours
+// give `createLoader` the source 'text' and a path.
 import { LanguageModel, modelShape, openDevice, parseConfig, Sequences, sparseLayout, Tensor } from 'trefoil';
 import { createLoader, createTokenizer } from 'trefoil/data';
 

@@ -88,7 +88,7 @@ function blocksPanel({ example }) {
   const count = Math.floor(question_token / block_size) + 1;
   const factBlock = Math.floor(fact_token / block_size);
   const readers = blocks_read.flatMap((groups, layer) =>
-    groups.map((blocks, group) => ({ name: `layer ${layer + 1}, group ${group + 1}`, blocks })),
+    groups.map((blocks, group) => ({ name: `layer ${layer}, group ${group}`, blocks })),
   );
   const slot = (BLOCKS.right - BLOCKS.left) / count;
   const cell = (i, y, kind) =>

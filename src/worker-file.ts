@@ -1,5 +1,6 @@
 /** The program of a worker thread: a compiled module of the package, or, when Trefoil runs from its sources, a bundle. */
 import { existsSync, mkdtempSync, rmSync } from 'node:fs';
+import { createRequire } from 'node:module';
 import { tmpdir } from 'node:os';
 import { basename, join } from 'node:path';
 import { fileURLToPath, pathToFileURL } from 'node:url';
@@ -21,6 +22,17 @@ async function buildBundle(source: string): Promise<URL> {
   const folder = mkdtempSync(join(tmpdir(), 'trefoil-worker-'));
   process.once('exit', () => rmSync(folder, { recursive: true, force: true }));
   const outfile = join(folder, `${basename(source, '.ts')}.mjs`);
-  await build({ entryPoints: [source], bundle: true, platform: 'node', format: 'esm', outfile, logLevel: 'error' });
+  // koffi finds its native library by its own path, so it stays where it is.
+  const koffi = createRequire(import.meta.url).resolve('koffi');
+  const inPlace = { alias: { koffi }, external: [koffi] };
+  await build({
+    entryPoints: [source],
+    bundle: true,
+    platform: 'node',
+    format: 'esm',
+    outfile,
+    logLevel: 'error',
+    ...inPlace,
+  });
   return pathToFileURL(outfile);
 }

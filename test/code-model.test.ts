@@ -83,6 +83,32 @@ describe.each(['gpt2', 'byte'])('the retrieval task in %s tokens', (name) => {
     expect(firsts).toBeLessThan(10);
   });
 
+  it('asks in long sequences mostly once, and sometimes for many values together', () => {
+    const draw = random(3);
+    const repeated = tokenizer.encode('def area(width, height):\n    return width * height\n\n'.repeat(1000));
+    let [assigned, asked, togethers] = [0, 0, 0];
+    const sequences = Array.from({ length: 8 }, () =>
+      task.trainingSequence(repeated, 8192, { textShare: 0, isRepeated: false }, draw),
+    );
+    for (const { inputs } of sequences) {
+      const lines = tokenizer.decode(inputs).split('\n');
+      const names = new Set<string>();
+      for (const [i, line] of lines.entries()) {
+        const [, kind, name] = /^# (set|get) ([a-z ]+): \2\d{3}$/.exec(line) ?? [];
+        if (kind === 'set') names.add(name);
+        if (kind !== 'get') continue;
+        expect(names.has(name), line).toBe(true);
+        asked++;
+        if (lines.slice(i, i + 4).every((one) => one.startsWith('# get '))) togethers++;
+      }
+      assigned += names.size;
+    }
+    expect(asked / assigned).toBeGreaterThan(0.9);
+    expect(asked / assigned).toBeLessThan(1.6);
+    expect(togethers).toBeGreaterThan(0);
+    expect(togethers).toBeLessThan(0.8 * asked);
+  });
+
   it('asks for one passkey at a depth, and for keys at all depths', () => {
     const draw = random(5);
     const valueAt = (tokens: Int32Array, from: number, { length }: AskedCase) =>
@@ -132,6 +158,8 @@ describe('retrieval.mjs', () => {
     const result = JSON.parse(readFileSync(inside('retrieval', 'retrieval.json'), 'utf8')) as {
       rows: { task: string; length: number; depth: number; without: string | null; cases: number; correct: number }[];
       curve: { step: number; length: number }[];
+      misses: { task: string; length: number; value: string; answered: string }[];
+      text_loss: { before: number; after: number };
     };
     const passkeys = result.rows.filter(({ task, without }) => task === 'passkey' && without === null);
     expect(passkeys.map(({ length, depth, cases }) => [length, depth, cases])).toEqual(
@@ -142,6 +170,13 @@ describe('retrieval.mjs', () => {
       [50, 256],
       [52, 256],
     ]);
+    // A model of 256 bytes that has seen two steps guesses.
+    expect(Math.abs(result.text_loss.before - Math.log(256))).toBeLessThan(1);
+    expect(result.text_loss.after).toBeLessThan(result.text_loss.before);
+    // Every wrong answer is listed.
+    const wrong = result.rows.filter(({ without }) => without === null).map(({ cases, correct }) => cases - correct);
+    expect(result.misses).toHaveLength(wrong.reduce((sum, count) => sum + count, 0));
+    for (const { value, answered } of result.misses) expect(answered).not.toBe(value);
     // The fine-tuned model can be loaded.
     const { code: generated } = await trefoil([
       ...['generate', '--model', inside('retrieval'), '--prompt', '# set ', '--max-new-tokens', '4', '--greedy'],

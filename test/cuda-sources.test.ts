@@ -1,6 +1,6 @@
 /**
  * Every CUDA source compiles, with the macros that a training really asks for: a model is run on a device that launches
- * nothing and notes what it was asked to compile. Needs a compiler, no GPU.
+ * nothing and lists what it was asked to compile. Needs a compiler, no GPU.
  */
 import { mkdtempSync, readdirSync, readFileSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
@@ -9,14 +9,13 @@ import { setImmediate } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 import { afterAll, describe, expect, it } from 'vitest';
 import { configSchema } from '../src/config/schema.js';
-import { CudaCompiler, findBackend, Nvcc } from '../src/device/cuda/compile.js';
-import type { CudaCode, Macros } from '../src/device/cuda/runtime.js';
-import type { KernelModule, Kernels, Signatures } from '../src/device/device.js';
+import { CudaCompiler, findBackend, type KernelRequest, Nvcc } from '../src/device/cuda/compile.js';
+import { ListingCuda } from '../src/device/cuda/listing.js';
 import { prefill } from '../src/infer/decode.js';
 import { DecodeCache } from '../src/model/cache.js';
 import { DecodeStep, decodeStepContext, decodeStepRefusal } from '../src/model/decode-step.js';
 import { LanguageModel } from '../src/model/language-model.js';
-import { headShapeOf, type ModelShape, modelShape, sparseShapeOf } from '../src/model/shape.js';
+import { type ModelShape, modelShape, sparseShapeOf } from '../src/model/shape.js';
 import { AdamW } from '../src/ops/adamw/op.js';
 import { type SparseOptions, sparseLayout } from '../src/ops/attention/nsa.js';
 import { checksums } from '../src/ops/checksum/op.js';
@@ -28,29 +27,8 @@ import { STEP_SCALARS } from '../src/tensor/optimizer.js';
 import { Tape } from '../src/tensor/tape.js';
 import { Tensor } from '../src/tensor/tensor.js';
 import { cudaCompilerAbsence } from '../src/testing/devices.js';
-import { exportedBy, RecordingCuda } from '../src/testing/recording-cuda.js';
 
-/** Real launchers, and code that is only noted. */
-class NotingCuda extends RecordingCuda {
-  readonly wanted = new Map<string, { readonly source: string; readonly macros: Macros }>();
-  readonly #constants: (name: string) => number;
-
-  constructor(shape: ModelShape, architecture = 90) {
-    const constants = exportedBy({ heads: headShapeOf(shape), sparse: sparseShapeOf(shape) });
-    super(constants, architecture);
-    this.#constants = constants;
-  }
-
-  override compile(source: URL, macros: Macros = {}): CudaCode {
-    const path = fileURLToPath(source);
-    this.wanted.set(JSON.stringify([path, macros]), { source: path, macros });
-    return { constant: this.#constants, launch: () => {} };
-  }
-
-  override kernels<S extends Signatures>(module: KernelModule<S>): Kernels<S> {
-    return module.cuda!(this) as Kernels<S>;
-  }
-}
+const listing = (architecture = 90) => new ListingCuda({ architecture, multiprocessors: 132 });
 
 type Section = Record<string, unknown>;
 
@@ -65,8 +43,8 @@ function wantedBy(
   dtype: 'f32' | 'bf16',
   kernels: SparseOptions,
   architecture?: number,
-): NotingCuda['wanted'] {
-  const device = new NotingCuda(shape, architecture);
+): readonly KernelRequest[] {
+  const device = listing(architecture);
   const model = new LanguageModel(device, shape, 1, dtype);
   const trained = model.parameters.map((parameter) => ({ parameter, weightDecay: 0 }));
   const optimizers = [new AdamW(device, trained), new Muon(device, trained, { dtype })];
@@ -81,7 +59,7 @@ function wantedBy(
     optimizer.stepOnDevice(Tensor.zeros(device, [STEP_SCALARS]), new GradientNorms(device).launch(gradients));
     optimizer.step({ learningRate: 1e-3, keepGradients: true });
   }
-  return device.wanted;
+  return device.requests;
 }
 
 /** Everything that reading a prompt in tiles and decoding compile. */
@@ -90,8 +68,8 @@ function wantedToDecode(
   dtype: 'f32' | 'bf16',
   batch: number,
   architecture?: number,
-): NotingCuda['wanted'] {
-  const device = new NotingCuda(shape, architecture);
+): readonly KernelRequest[] {
+  const device = listing(architecture);
   const model = new LanguageModel(device, shape, 1, dtype);
   const cache = new DecodeCache(device, shape, dtype);
   const sequences = Array.from({ length: batch }, () => cache.sequence());
@@ -105,7 +83,7 @@ function wantedToDecode(
       step.sample(new Float64Array(batch * SETTINGS));
     }
   checksums(device, [Tensor.zeros(device, [10])]); // of files of cached prefixes
-  return device.wanted;
+  return device.requests;
 }
 
 describe('CUDA sources', () => {
@@ -125,12 +103,12 @@ describe('CUDA sources', () => {
     ['mlp, tied', shapeOf({ tie_embeddings: true }, { phi: 'mlp' }), 'f32', {}],
   ];
 
-  const compileAll = async (wanted: NotingCuda['wanted'], isFirst: boolean, architecture = 90) => {
+  const compileAll = async (wanted: readonly KernelRequest[], isFirst: boolean, architecture = 90) => {
     if (missing) return; // said once, below
     const backend = findBackend();
     if (backend instanceof Nvcc && !isFirst && !process.env['TREFOIL_LONG']) return; // said below
     const compiler = new CudaCompiler(architecture, backend, { cache });
-    for (const { source, macros } of wanted.values()) {
+    for (const { source, macros } of wanted) {
       expect(Buffer.from(compiler.cubin(source, macros).subarray(1, 4)).toString(), source).toBe('ELF');
       await setImmediate(); // a compilation blocks the thread, and the test runner wants to hear of it
     }
@@ -138,7 +116,7 @@ describe('CUDA sources', () => {
 
   it.each(CASES)('of %s compile for Hopper', async (name, shape, dtype, kernels) => {
     const wanted = wantedBy(shape, dtype, kernels);
-    expect(wanted.size).toBeGreaterThan(10);
+    expect(wanted.length).toBeGreaterThan(10);
     await compileAll(wanted, name === CASES[0][0]);
   });
 
@@ -157,7 +135,7 @@ describe('CUDA sources', () => {
   ];
   it.each(DECODE)('of decoding %s compile for Hopper', async (_, shape, dtype, batch, fused) => {
     const wanted = wantedToDecode(shape, dtype, batch);
-    const step = [...wanted.values()].filter(({ source }) => source.includes('/attention/decode/step/'));
+    const step = wanted.filter(({ source }) => source.includes('/attention/decode/step/'));
     expect(new Set(step.map(({ source }) => source)).size).toBe(fused);
     await compileAll(wanted, false);
   });
@@ -166,12 +144,12 @@ describe('CUDA sources', () => {
   it.each([90, 80, 89, 100, 120])('of FP8 products compile for compute capability %i / 10', async (architecture) => {
     const source = (path: string) => fileURLToPath(new URL(`../src/ops/${path}`, import.meta.url));
     const codes = { DTYPE: 'bf16', DTYPE_INTO: 'bf16', CODES_OF_LOGITS: 1 };
-    const wanted = new Map<string, { source: string; macros: Macros }>([
-      ['products', { source: source('linear/fp8.cu'), macros: { SOURCE: 'Plain' } }],
-      ['activation', { source: source('linear/fp8.cu'), macros: { SOURCE: 'SiluGradient' } }],
-      ['norm', { source: source('rmsnorm/fp8.cu'), macros: { VECTORS: 3, ROWS: 64 } }],
-      ['loss', { source: source('crossentropy/cuda.cu'), macros: codes }],
-    ]);
+    const wanted: KernelRequest[] = [
+      { source: source('linear/fp8.cu'), macros: { SOURCE: 'Plain' } },
+      { source: source('linear/fp8.cu'), macros: { SOURCE: 'SiluGradient' } },
+      { source: source('rmsnorm/fp8.cu'), macros: { VECTORS: 3, ROWS: 64 } },
+      { source: source('crossentropy/cuda.cu'), macros: codes },
+    ];
     await compileAll(wanted, architecture === 90 || architecture === 80, architecture);
   });
 

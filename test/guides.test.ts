@@ -54,7 +54,8 @@ beforeAll(() => {
   folder = temporaryFolder();
   [real, dry] = [join(folder.path, 'real'), join(folder.path, 'dry')];
   for (const path of [real, dry]) mkdirSync(path);
-  script(join(real, 'npx'), `[ "$1" = trefoil ] || exit 9\nshift\nexec "${process.execPath}" "${main}" "$@"`);
+  script(join(real, 'trefoil'), `exec "${process.execPath}" "${main}" "$@"`);
+  script(join(real, 'npx'), '[ "$1" = -c ] && exec sh -c "$2"\n[ "$1" = trefoil ] || exit 9\nexec "$@"');
   script(
     join(dry, 'npx'),
     `[ "$1" = trefoil ] || exit 9\nshift\n{ printf '%s\\0' "$@"; printf '\\0'; env -0; } > "$(mktemp "$RECORDS/XXXXXXXX")"`,
@@ -158,6 +159,11 @@ describe.each(documents.filter((name) => !WITHOUT_COMMANDS.has(name)))('%s', (do
         .map(({ kind }) => kind)
         .filter((kind) => !['bash', 'bash slow', 'bash gpu', 'bash remote', 'ini'].includes(kind)),
     ).toEqual([]);
+  });
+
+  it('signals no program through npx, which does not pass signals on', () => {
+    const all = blocks.map(({ text }) => text).join('\n');
+    if (/^kill /m.test(all)) expect(all).not.toMatch(/^npx trefoil .*&$/m);
   });
 
   it('runs its commands', async () => {

@@ -1,6 +1,6 @@
 /**
  * The losses of a deterministic 50-step run against a stored curve, exactly. A change to the curve must be deliberate:
- * run with TREFOIL_UPDATE_CURVE=1 and say in the changelog why the numbers moved.
+ * run with TREFOIL_UPDATE_CURVE=1 and say in the commit why the numbers moved.
  *
  * Sums run in another order with another vector width, so the exact comparison holds for the instruction set the curve
  * was made with, and for every compiler; others are compared within what rounding can do over 50 steps.

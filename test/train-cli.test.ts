@@ -99,6 +99,17 @@ describe('trefoil train', () => {
     expect(run.stderr).toContain('the update was not applied');
   });
 
+  it('start prints its config as train does, refuses --json, and then trains nothing', async () => {
+    const { file, outDir } = prepare();
+    const shown = await trefoil(['start', '--config', file, '--print-config']);
+    expect(shown.code, shown.stderr).toBe(0);
+    expect(shown.stdout).toMatch(/^key +value +origin\n/);
+    const refused = await trefoil(['start', '--config', file, '--json']);
+    expect([refused.code, refused.stdout]).toEqual([2, '']);
+    expect(refused.stderr).toMatch(/^trefoil: start: --json is not supported/);
+    expect(existsSync(outDir)).toBe(false);
+  });
+
   it('keeps two runs out of one folder, naming the owner', async () => {
     const { file } = prepare({ train: { steps: 100_000, save_every: 0, eval_every: 0 } });
     const first = startTrefoil(['train', '--config', file]);

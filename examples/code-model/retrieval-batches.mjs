@@ -16,8 +16,8 @@ export function openCode(path, tokenizer, length, seed) {
 /**
  * Starts the thread. `batches` yields `steps` batches of the current stage, each length of the stage with an equal share of
  * the stage's `tokens`; `advance` changes to the next stage, after the batches that are already written. `path`: token
- * shards of `tokenizer`; `textShare` of the tokens that are neither answers nor repeated count for the loss too. Stages before
- * the `repeatedUntil`-th repeat pieces of their code.
+ * shards of `tokenizer`; `textShare` ({ first, last }: before the last stage, and in it) of the tokens that are neither answers nor
+ * repeated count for the loss too. Stages before the `repeatedUntil`-th repeat pieces of their code.
  */
 export function startBatches(options) {
   const worker = new Worker(fileURLToPath(import.meta.url), { workerData: options });
@@ -66,22 +66,19 @@ async function work({ path, tokenizer, stages, steps, textShare, repeatedUntil, 
         wake = resolve;
       });
     credit--;
-    parentPort.postMessage(await batchOf(stages[stage], stage < repeatedUntil));
+    const isLast = stage > 0 && stage + 1 === stages.length;
+    const options = { textShare: isLast ? textShare.last : textShare.first, isRepeated: stage < repeatedUntil };
+    parentPort.postMessage(await batchOf(stages[stage], options));
     await new Promise(setImmediate); // let messages in
   }
 
-  async function batchOf({ lengths, tokens }, isRepeated) {
+  async function batchOf({ lengths, tokens }, options) {
     const [inputs, targets, starts] = [new Int32Array(tokens), new Int32Array(tokens), [0]];
     for (const length of lengths) {
       if (!loaders.has(length)) loaders.set(length, await openCode(path, tokenizer, length, seed));
       for (let row = 0; row < tokens / lengths.length / length; row++) {
         const at = starts.at(-1);
-        const sequence = task.trainingSequence(
-          loaders.get(length).next().inputs,
-          length,
-          { textShare, isRepeated },
-          draw,
-        );
+        const sequence = task.trainingSequence(loaders.get(length).next().inputs, length, options, draw);
         inputs.set(sequence.inputs, at);
         targets.set(sequence.targets, at);
         starts.push(at + length);

@@ -10,8 +10,8 @@
 //
 // A passkey is the only assignment of a sequence. Training sequences may also repeat pieces of their own code.
 
-/** Number of different words, and of words in a name. */
-const WORDS = 2048;
+/** Number of different words: in long training sequences, and the first of them in short ones and in an evaluation. Words in a name. */
+const WORDS = { all: 4096, first: 2048 };
 const WORDS_PER_NAME = 3;
 const PASSKEY = 'the secret password';
 /** Largest share of a training sequence that is assignments and questions: of one up to `short` tokens, and of longer ones. */
@@ -21,6 +21,10 @@ const MOST_LINES_BESIDE_REPEATED = 0.55;
 /** Share of a training sequence that is repeated code, the lengths of its pieces, and tokens at the start of a piece that do not count. */
 const REPEATED = 0.2;
 const PIECE = { least: 24, most: 72, uncounted: 4 };
+/** Share of the assignments of a long sequence that are asked for twice. The second question can be answered by the first one's line. */
+const ASKED_TWICE = 0.25;
+/** Share of long training sequences whose questions stand together, and how many do: as at the end of an evaluation. */
+const TOGETHER = { share: 0.5, most: 32 };
 /** Shortest distance between an assignment and its question, in tokens of the code: as a share of the sequence, and at most. */
 const NEAREST = { share: 1 / 16, most: 32 };
 /** Share of training sequences with few assignments, and of those that begin with one: the first tokens are unlike all others. */
@@ -47,8 +51,8 @@ export class RetrievalTask {
   /** By token: whether its text ends a line. */
   #endsLine;
   #newline;
-  /** Tokens of an assignment and two questions for it. */
-  #tokensPerPair;
+  /** Tokens of a line: of an assignment, or a question. */
+  #tokensPerLine;
 
   constructor(tokenizer, words = wordsOf(tokenizer)) {
     this.#tokenizer = tokenizer;
@@ -57,8 +61,7 @@ export class RetrievalTask {
     const values = Array.from({ length: 900 }, (_, i) => this.#tokenizer.encode(String(100 + i)));
     const shortest = Math.min(...values.map((value) => value.length));
     this.#values = values.filter((value) => value.length === shortest);
-    const { assignment, question } = this.#pair(nameOf(words), () => 0.5);
-    this.#tokensPerPair = assignment.length + 2 * question.length;
+    this.#tokensPerLine = this.#pair(nameOf(words), () => 0.5).assignment.length;
     this.#endsLine = Uint8Array.from({ length: tokenizer.vocabSize }, (_, id) =>
       Number(tokenizer.decode([id]).endsWith('\n')),
     );
@@ -68,12 +71,13 @@ export class RetrievalTask {
   mostPairs(length, isRepeated = false) {
     const ofAll = length <= MOST_LINES.short ? MOST_LINES.ofShort : MOST_LINES.ofLong;
     const share = isRepeated ? Math.min(ofAll, MOST_LINES_BESIDE_REPEATED) : ofAll;
-    const fitting = Math.max(1, Math.floor((share * length) / this.#tokensPerPair));
+    const lines = 1 + (length <= MOST_LINES.short ? 2 : 1 + ASKED_TWICE);
+    const fitting = Math.max(1, Math.floor((share * length) / (lines * this.#tokensPerLine)));
     return Math.min(Math.floor(this.#words.length / WORDS_PER_NAME), fitting);
   }
 
   /**
-   * A training sequence of `length` tokens and one more: assignments anywhere, each asked for twice or more, at distances
+   * A training sequence of `length` tokens and one more: assignments anywhere, each asked for once or twice, at distances
    * from a few lines to the whole sequence. Targets are the answers, and `textShare` of the other tokens. If `isRepeated`,
    * pieces of the code come a second time, and count as answers.
    */
@@ -81,11 +85,18 @@ export class RetrievalTask {
     const most = this.mostPairs(length, isRepeated);
     const isSparse = draw() < SPARSE_SHARE;
     const count = isSparse ? Math.max(1, Math.round(most ** draw())) : most;
-    const pairs = this.#pairs(count - 1, draw);
-    pairs.push(this.#pair(PASSKEY, draw));
+    const isLong = length > MOST_LINES.short;
+    const words = isLong ? this.#words : this.#words.slice(0, WORDS.first);
+    const pairs = [...this.#pairs(count - 1, words, draw), this.#pair(PASSKEY, draw)].map((pair) => ({
+      ...pair,
+      questions: isLong && draw() >= ASKED_TWICE ? 1 : 2,
+    }));
     const lines = [];
     const nearest = Math.min(NEAREST.most, NEAREST.share * length);
-    const asked = pairs.reduce((sum, { assignment, question }) => sum + assignment.length + 2 * question.length, 0);
+    const asked = pairs.reduce(
+      (sum, { assignment, question, questions }) => sum + assignment.length + questions * question.length,
+      0,
+    );
     const pieces = [];
     let room = length + 1 - asked;
     const mostPieces = isRepeated ? Math.round((2 * REPEATED * length) / (PIECE.least + PIECE.most)) : 0;
@@ -97,11 +108,16 @@ export class RetrievalTask {
       room -= size;
     }
     const first = draw() < FIRST_SHARE ? pairs[Math.floor(draw() * pairs.length)] : undefined;
+    // Tokens of code between places where questions stand together.
+    const between = isLong && draw() < TOGETHER.share ? Math.min(1, TOGETHER.most / pairs.length) * room : 0;
     for (const pair of pairs) {
       const at = pair === first ? 0 : draw() * (room - 2 * nearest);
       lines.push({ at, tokens: pair.assignment, pair });
-      for (const distance of distances(nearest, room - at, draw))
-        lines.push({ at: at + distance, tokens: pair.question, pair, answer: pair.answerLength });
+      for (const distance of sample(distances(nearest, room - at, draw), pair.questions, draw)) {
+        const asked = at + distance;
+        const place = between === 0 ? asked : Math.min(room, Math.ceil(asked / between) * between);
+        lines.push({ at: place, tokens: pair.question, pair, answer: pair.answerLength });
+      }
     }
     for (const size of pieces) {
       const from = Math.floor(draw() * (room - size - nearest));
@@ -124,7 +140,8 @@ export class RetrievalTask {
   /** `length` tokens of code with `count` assignments, evenly spread; `asked` of them, evenly spread too, are asked for at its end. */
   keyValue(code, length, count, asked, draw) {
     const every = count / asked;
-    const places = this.#pairs(count, draw).map((pair, i) => ({
+    const words = this.#words.slice(0, WORDS.first);
+    const places = this.#pairs(count, words, draw).map((pair, i) => ({
       pair,
       depth: (i + draw()) / count,
       isAsked: Math.floor(i / every) !== Math.floor((i - 1) / every),
@@ -178,9 +195,10 @@ export class RetrievalTask {
     return { tokens, answers, starts };
   }
 
-  #pairs(count, draw) {
-    const words = sample(this.#words, WORDS_PER_NAME * count, draw);
-    return Array.from({ length: count }, (_, i) => this.#pair(nameOf(words.slice(WORDS_PER_NAME * i)), draw));
+  /** Assignments and questions with names of different words. */
+  #pairs(count, words, draw) {
+    const drawn = sample(words, WORDS_PER_NAME * count, draw);
+    return Array.from({ length: count }, (_, i) => this.#pair(nameOf(drawn.slice(WORDS_PER_NAME * i)), draw));
   }
 
   #pair(name, draw) {
@@ -198,12 +216,12 @@ function nameOf(words) {
 /** Lower-case words that are one token with the space before them; syllables where there are no such words. */
 function wordsOf(tokenizer) {
   const words = new Set();
-  for (let id = 0; id < tokenizer.vocabSize && words.size < WORDS; id++) {
+  for (let id = 0; id < tokenizer.vocabSize && words.size < WORDS.all; id++) {
     const [, word] = /^ ([a-z]{4,8})$/.exec(tokenizer.decode([id])) ?? [];
     if (word !== undefined && !PASSKEY.includes(word)) words.add(word);
   }
   const syllables = [...'bdfgklmnprstvz'].flatMap((consonant) => [...'aeiou'].map((vowel) => consonant + vowel));
-  for (const first of syllables) for (const second of syllables) if (words.size < WORDS) words.add(first + second);
+  for (const first of syllables) for (const second of syllables) if (words.size < WORDS.all) words.add(first + second);
   return [...words];
 }
 

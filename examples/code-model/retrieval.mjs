@@ -2,16 +2,18 @@
 //
 //   node retrieval.mjs --model RUN --train tokens/train --val tokens/val --out DIR
 //     [--stages 512:20%@8192,…,65536:100%] [--seconds 560] [--advance 0.95] [--end-at 2] [--lr 1e-3] [--optimizer muon|adamw]
-//     [--muon-lr-ratio 2] [--search 0.5] [--search-from 1]
-//     [--lengths 4096,16384,32768,65536] [--depths 11] [--trials 20] [--without sel] [--seed 1]
+//     [--muon-lr-ratio 2] [--search 0.5] [--search-from 1] [--full-search 0.25]
+//     [--lengths 4096,16384,32768,65536] [--depths 11] [--trials 20] [--without sel] [--until SECONDS] [--seed 1]
 //
 // The task is in retrieval-task.mjs. Fine-tuning: weights of RUN, a fresh optimizer, stages of
 // LENGTH[+LENGTH…]:LIMIT[@TOKENS], each length with an equal share of the TOKENS of a step (65536). LIMIT is a number of steps,
 // or with % a share of --seconds. A stage ends at its limit, or when a check finds the share --advance of the values, and
 // enough of them by search alone; the last one has all that is left, and ends the fine-tune when it finds the share --end-at.
 // The share --search of the steps from stage --search-from on, counted from 0, are search steps: only the compressed branch
-// can find what they ask for, so that it learns to (docs/guide/long-context.md). --stages none evaluates RUN as it is.
-// Evaluation: code of the projects that no training has seen; an answer counts if greedy decoding writes all its digits.
+// can find what they ask for, so that it learns to (docs/guide/long-context.md). In the last stage this holds in the share
+// --full-search of them; in the others each layer is as in a search step or as always, by chance. --stages none evaluates RUN as it is.
+// Evaluation: code of the projects that no training has seen; an answer counts if greedy decoding writes all its digits. While
+// the program is younger than --until seconds, more cases follow, --trials per depth and length in a round.
 // Writes DIR/model.safetensors, before the last stage and behind it, and DIR/retrieval.json after every length.
 import { mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -36,11 +38,13 @@ const { values } = parseArgs({
     'muon-lr-ratio': { type: 'string', default: '2' },
     search: { type: 'string', default: '0.5' },
     'search-from': { type: 'string', default: '1' },
+    'full-search': { type: 'string', default: '0.25' },
     lengths: { type: 'string', default: '4096,16384,32768,65536' },
     depths: { type: 'string', default: '11' },
     trials: { type: 'string', default: '20' },
     without: { type: 'string', default: 'sel' },
     seed: { type: 'string', default: '1' },
+    until: { type: 'string', default: '0' },
     device: { type: 'string', default: 'auto' },
   },
 });
@@ -48,26 +52,31 @@ for (const name of ['model', 'train', 'val', 'out'])
   if (values[name] === undefined) throw new Error(`--${name} is missing`);
 
 const BRANCHES = ['cmp', 'sel', 'win'];
-/** Share of the ordinary tokens that count for the loss, so that the model still writes code afterwards. */
-const TEXT_SHARE = 0.02;
+/**
+ * Share of the ordinary tokens that count for the loss, so that the model still writes code: before the last stage, and in it,
+ * where nearly all answers are right and their gradient would be small beside that of the text.
+ */
+const TEXT_SHARE = { first: 0.02, last: 0.002 };
 /** Questions at the end of a key-value case, most assignments in it, and tokens per assignment. */
 const ASKED = 32;
 const MOST_ASSIGNMENTS = 256;
 const TOKENS_PER_ASSIGNMENT = 128;
 /** Key-value cases per passkey case: many of them share a pass. */
 const KEY_VALUE_CASES = 4;
-/** Steps between checks of what was learned, of up to 32768 tokens and of more, and cases of a check. */
-const CHECK_EVERY = [50, 25];
-const CHECK_CASES = 64;
+/** Steps between checks of what was learned, of up to 32768 tokens, of more, and in the last stage, and cases of a check. */
+const CHECK_EVERY = { short: 50, long: 25, last: 100 };
+const CHECK_CASES = 128;
 /** Share of values to be found by search alone before the next stage. */
 const SEARCHED = 0.6;
 /** Share of the layers, the first ones, whose window stays on in a search step. */
 const LOCAL_LAYERS = 1 / 6;
+/** The validation code that `textLoss` predicts: samples of `length` tokens, and one in `every` of them. */
+const TEXT = { samples: 32, length: 2048, every: 32 };
 /** Share of the trials for the evaluation without a branch. */
 const TRIALS_WITHOUT = 1 / 4;
 const WARMUP_STEPS = 20;
 /** Share of the fine-tune in which the learning rate decays. */
-const DECAY_SHARE = 0.3;
+const DECAY_SHARE = 0.75;
 
 const seed = number('seed');
 const device = openDevice(values.device);
@@ -79,7 +88,11 @@ const seconds = { fineTune: 0, evaluation: 0 };
 /** Sequences of `check` by length. */
 const checks = new Map();
 const curve = [];
-const rows = [];
+/** Mean loss of ordinary code of the validation projects. */
+const textLosses = { before: await textLoss(), after: null };
+/** Counts of the evaluation by task, length, depth and switched-off branch, and its answers that are wrong. */
+const cells = new Map();
+const misses = [];
 if (stages.length > 0) await fineTune();
 await evaluateAll();
 console.log(`\nwrote ${join(values.out, 'retrieval.json')}; evaluated in ${seconds.evaluation.toFixed(0)} s`);
@@ -94,11 +107,16 @@ function writeResult() {
     optimizer: values.optimizer,
     muon_lr_ratio: number('muon-lr-ratio'),
     search: number('search'),
+    full_search: number('full-search'),
+    text_share: TEXT_SHARE,
+    text_loss: textLosses,
+    decay_share: DECAY_SHARE,
     seed,
     trials: number('trials'),
     seconds,
     curve,
-    rows,
+    rows: rows(),
+    misses,
   };
   writeFileSync(join(values.out, 'retrieval.json'), `${JSON.stringify(result, null, 1)}\n`);
 }
@@ -150,13 +168,21 @@ async function fineTune() {
   let stageStart = { step: 0, seconds: 0 };
   const searchesUpTo = (step) => Math.floor(step * number('search'));
   const isSearch = (step) => stage >= searchFrom && searchesUpTo(step) > searchesUpTo(step - 1);
-  let switchOn = isSearch(1) ? switchOff(isOffInSearch) : undefined;
+  const draw = random(seed + 2);
+  // What a search step switches off. In the last stage some have layers of both kinds: the compressed branch is to find a block
+  // beside branches that read, too, as it has to in the evaluation.
+  const offIn = () => {
+    if (stage === 0 || stage + 1 < stages.length || draw() < number('full-search')) return isOffInSearch;
+    const searches = Array.from({ length: model.shape.nLayers }, () => draw() < 0.5);
+    return (branch, layer) => searches[layer] && isOffInSearch(branch, layer);
+  };
+  let switchOn = isSearch(1) ? switchOff(offIn()) : undefined;
   const losses = [];
   for await (const { step, loss, tokensPerSecond } of trainer) {
     losses.push(loss);
     switchOn = switchOn?.();
     let isLast = step === steps || elapsed() > number('seconds');
-    if (step % CHECK_EVERY[Number(stages[stage].tokens > 32768)] === 0 || isLast) {
+    if (step % checkEvery(stage) === 0 || isLast) {
       const length = Math.max(...stages[stage].lengths);
       const { found, selected } = await check(length);
       const searched = stage >= searchFrom ? await searchCheck(length) : null;
@@ -182,15 +208,24 @@ async function fineTune() {
       }
     }
     if (isLast) break;
-    if (isSearch(step + 1)) switchOn = switchOff(isOffInSearch);
+    if (isSearch(step + 1)) switchOn = switchOff(offIn());
   }
   await source.close();
   trainer.free();
   const trained = curve.at(-1).step;
   writeFinalModel(values.out, model, config, { step: pretrained + trained });
   seconds.fineTune = elapsed();
+  textLosses.after = await textLoss();
   writeResult();
-  console.log(`fine-tuned ${trained} steps in ${seconds.fineTune.toFixed(0)} s`);
+  const [before, after] = [textLosses.before, textLosses.after].map((loss) => loss.toFixed(3));
+  console.log(
+    `fine-tuned ${trained} steps in ${seconds.fineTune.toFixed(0)} s; loss of ordinary code ${before} before, ${after} after`,
+  );
+}
+
+function checkEvery(stage) {
+  if (stage > 0 && stage + 1 === stages.length) return CHECK_EVERY.last;
+  return stages[stage].tokens > 32768 ? CHECK_EVERY.long : CHECK_EVERY.short;
 }
 
 /** Share of values found in other training code of this length, which decides when the next stage begins; by layer, the percentage of blocks selected. */
@@ -253,58 +288,76 @@ function isOffInSearch(branch, layer) {
   return branch === 'sel' || (branch === 'win' && layer >= model.shape.nLayers * LOCAL_LAYERS);
 }
 
+/** One round with all lengths, with and without branches; then more rounds with other cases while --until allows. */
 async function evaluateAll() {
   const started = performance.now();
   const lengths = values.lengths.split(',').map(Number);
-  for (const without of [null, ...(values.without === '' ? [] : values.without.split(','))]) {
-    const switchOn = without === null ? undefined : switchOff((branch) => branch === without);
-    const trials = Math.ceil(number('trials') * (without === null ? 1 : TRIALS_WITHOUT));
-    for (const length of lengths) {
-      rows.push(...(await evaluateLength(length, without, trials)));
-      seconds.evaluation = (performance.now() - started) / 1000;
-      writeResult();
-    }
-    switchOn?.();
+  const spent = new Map();
+  const evaluate = async (length, without, trials, round) => {
+    const begun = performance.now();
+    await evaluateLength(length, without, trials, round);
+    spent.set(length, (performance.now() - begun) / 1000);
+    seconds.evaluation = (performance.now() - started) / 1000;
+    writeResult();
+  };
+  const trials = number('trials');
+  for (const length of lengths) await evaluate(length, null, trials, 0);
+  const costs = new Map(spent);
+  for (const without of values.without === '' ? [] : values.without.split(',')) {
+    const switchOn = switchOff((branch) => branch === without);
+    for (const length of lengths) await evaluate(length, without, Math.ceil(trials * TRIALS_WITHOUT), 0);
+    switchOn();
   }
+  const left = () => number('until') - performance.now() / 1000;
+  for (let round = 1; lengths.some((length) => costs.get(length) < left()); round++)
+    for (const length of lengths) if (costs.get(length) < left()) await evaluate(length, null, trials, round);
 }
 
-/** The code and the values depend on seed, length and number of trials alone. */
-async function evaluateLength(length, without, trials) {
-  const draw = random(seed + length);
-  const loader = await openCode(values.val, loaded.data.tokenizer, length, seed);
+/** Adds to the rows of this length. The code and the values depend on seed, round, length and number of trials alone. */
+async function evaluateLength(length, without, trials, round) {
+  const draw = random(seed + length + round);
+  const loader = await openCode(values.val, loaded.data.tokenizer, length, seed + round);
   const depths = number('depths');
-  const cells = ['passkey', 'key-value'].flatMap((name) =>
-    Array.from({ length: depths }, (_, i) => ({
-      ...{ task: name, length, depth: depths === 1 ? 0 : i / (depths - 1), without, cases: 0, correct: 0, selected: 0 },
-    })),
-  );
-  const cellOf = (name, depth) => cells.filter(({ task: of }) => of === name)[Math.round(depth * (depths - 1))];
+  const cellOf = (name, i) => {
+    const depth = depths === 1 ? 0 : Number((i / (depths - 1)).toFixed(3));
+    const key = `${name} ${length} ${depth} ${without}`;
+    if (!cells.has(key)) cells.set(key, { task: name, length, depth, without, cases: 0, correct: 0, selected: 0 });
+    return cells.get(key);
+  };
   const sequences = [];
   const take = () => loader.next().inputs;
   for (let i = 0; i < depths; i++)
     for (let trial = 0; trial < trials; trial++) {
-      const cell = cells[i];
-      const { tokens, cases } = task.passkey(take(), length, cell.depth, draw);
+      const cell = cellOf('passkey', i);
+      const { tokens, cases } = task.passkey(take(), length, depths === 1 ? 0 : i / (depths - 1), draw);
       sequences.push({ tokens, cases: cases.map((one) => ({ ...one, cell })) });
     }
   const count = assignmentsIn(length);
   const asked = Math.min(ASKED, count);
   for (let trial = 0; trial < Math.ceil((KEY_VALUE_CASES * depths * trials) / asked); trial++) {
     const { tokens, cases } = task.keyValue(take(), length, count, asked, draw);
-    sequences.push({ tokens, cases: cases.map((one) => ({ ...one, cell: cellOf('key-value', one.depth) })) });
+    const cellAt = (depth) => cellOf('key-value', Math.round(depth * (depths - 1)));
+    sequences.push({ tokens, cases: cases.map((one) => ({ ...one, cell: cellAt(one.depth) })) });
   }
   loader.close();
   answerAll(sequences);
-  const rows = cells
-    .filter(({ cases }) => cases > 0)
-    .map(({ selected, ...cell }) => ({
-      ...cell,
-      depth: Number(cell.depth.toFixed(3)),
-      accuracy: cell.correct / cell.cases,
-      selected: selected / cell.cases,
-    }));
-  for (const name of ['passkey', 'key-value']) console.log(summary(rows, name, length, without));
-  return rows;
+  for (const [sequence, { tokens, cases }] of (without === null ? sequences : []).entries())
+    for (const { cell, at, length: size, factAt, isSelected, isRight, answered } of cases)
+      if (!isRight)
+        misses.push({
+          ...{ task: cell.task, length, round, sequence, at: factAt, is_selected: isSelected },
+          ...{ value: tokenizer.decode(tokens.slice(at, at + size)), answered: tokenizer.decode(answered) },
+        });
+  for (const name of ['passkey', 'key-value']) console.log(summary(name, length, without));
+}
+
+/** A row for each cell. */
+function rows() {
+  return [...cells.values()].map(({ selected, ...cell }) => ({
+    ...cell,
+    accuracy: cell.correct / cell.cases,
+    selected: selected / cell.cases,
+  }));
 }
 
 /** Answers sequences of one length, as many in a pass as fit. */
@@ -313,7 +366,10 @@ function answerAll(sequences) {
   for (let i = 0; i < sequences.length; i += perPass) answer(sequences.slice(i, i + perPass));
 }
 
-/** Greedy answers by one pass: an answer is right if each of its tokens has the largest logit behind the true text before it. */
+/**
+ * Greedy answers by one pass: an answer is right if each of its tokens has the largest logit behind the true text before it.
+ * Adds to a case's `cell`, and says of the case whether its block `isSelected`, what is `answered`, and whether that `isRight`.
+ */
 function answer(sequences) {
   const layout = new Sequences(
     device,
@@ -324,7 +380,7 @@ function answer(sequences) {
   const packed = new Int32Array(layout.total);
   for (const [i, { tokens }] of sequences.entries()) packed.set(tokens, layout.starts[i]);
   const all = sequences.flatMap(({ cases, tokens }, i) =>
-    cases.map((one) => ({ ...one, tokens, start: layout.starts[i] })),
+    cases.map((one) => ({ ...one, one, tokens, start: layout.starts[i] })),
   );
   const rows = all.flatMap(({ start, at, length }) => Array.from({ length }, (_, i) => start + at - 1 + i));
   const hasSelected = new Array(all.length).fill(false);
@@ -343,19 +399,43 @@ function answer(sequences) {
   const logits = model.logits(tape, tape.from(packed, [packed.length], 'i32'), rows, options).read();
   const { vocabSize } = model.shape;
   let row = 0;
-  for (const [i, { cell, at, length, tokens }] of all.entries()) {
-    let isRight = true;
-    for (let k = 0; k < length; k++, row++) {
-      const best = indexOfMax(logits, row * vocabSize, vocabSize);
-      if (best !== tokens[at + k]) isRight = false;
-    }
+  for (const [i, { one, cell, at, length, tokens }] of all.entries()) {
+    one.isSelected = hasSelected[i];
+    one.answered = Array.from({ length }, () => indexOfMax(logits, row++ * vocabSize, vocabSize));
+    one.isRight = one.answered.every((token, k) => token === tokens[at + k]);
     cell.cases++;
-    cell.correct += Number(isRight);
+    cell.correct += Number(one.isRight);
     cell.selected += Number(hasSelected[i]);
   }
   tape.end();
   sparse.blocks.free();
   layout.free();
+}
+
+/** Mean loss of the tokens of `TEXT`, which depend on the seed alone. */
+async function textLoss() {
+  const loader = await openCode(values.val, loaded.data.tokenizer, TEXT.length, seed);
+  const { vocabSize } = model.shape;
+  const rows = Array.from({ length: TEXT.length / TEXT.every }, (_, i) => (i + 1) * TEXT.every - 1);
+  const layout = new Sequences(device, [TEXT.length]);
+  const sparse = sparseLayout(layout, model.shape.nsa);
+  let sum = 0;
+  for (let sample = 0; sample < TEXT.samples; sample++) {
+    const { inputs, targets } = loader.next();
+    const tape = new Tape(device, { record: false });
+    const logits = model.logits(tape, tape.from(inputs, [TEXT.length], 'i32'), rows, { layout: sparse }).read();
+    for (const [i, row] of rows.entries()) {
+      const these = logits.subarray(i * vocabSize, (i + 1) * vocabSize);
+      const most = these[indexOfMax(these, 0, vocabSize)];
+      const total = these.reduce((all, logit) => all + Math.exp(logit - most), 0);
+      sum += most + Math.log(total) - these[targets[row]];
+    }
+    tape.end();
+  }
+  sparse.blocks.free();
+  layout.free();
+  loader.close();
+  return sum / (TEXT.samples * rows.length);
 }
 
 function indexOfMax(values, from, count) {
@@ -364,8 +444,8 @@ function indexOfMax(values, from, count) {
   return best;
 }
 
-function summary(rows, name, length, without) {
-  const these = rows.filter((row) => row.task === name && row.length === length && row.without === without);
+function summary(name, length, without) {
+  const these = rows().filter((row) => row.task === name && row.length === length && row.without === without);
   const total = (key) => these.reduce((sum, row) => sum + row[key] * (key === 'correct' ? 1 : row.cases), 0);
   const cases = these.reduce((sum, row) => sum + row.cases, 0);
   const percent = (share) => `${(100 * share).toFixed(1)} %`;

@@ -70,7 +70,13 @@ const post = (url: string, body: object) =>
 
 describe('trefoil serve', () => {
   it('answers while the model computes, and ends a stream before it exits with 0 on SIGTERM', async () => {
-    const { child, end, lines, url } = await serving('--max-context', '3000', '--name', 'tiny');
+    const { child, end, lines, url, stderr } = await serving('--max-context', '3000', '--name', 'tiny');
+    // Nothing is left of the requests that the server has sent to itself.
+    const metrics = await (await fetch(`${url}/metrics`)).text();
+    const counted = metrics.match(/^trefoil:(prefix_cache_queries_total|\w+_seconds_count|prompt_tokens_total).*$/gm);
+    expect(counted?.length).toBeGreaterThan(5);
+    expect(counted?.filter((line) => !/ 0$/.test(line))).toEqual([]);
+    expect(stderr()).not.toContain('/v1/completions');
     const models = (await (await fetch(`${url}/v1/models`)).json()) as { data: { id: string }[] };
     expect(models.data.map(({ id }) => id)).toEqual(['tiny']);
     // The headers of a stream arrive although its prompt takes long, and /health answers meanwhile.

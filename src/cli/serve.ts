@@ -12,6 +12,7 @@ import {
   addOptions,
   choice,
   flag,
+  MODEL_PATH,
   numberFrom,
   type OptionValues,
   parsed,
@@ -21,7 +22,7 @@ import {
 } from './shared/options.js';
 
 const OPTIONS = {
-  model: required('--model <path>', 'run folder, checkpoint folder, or model.safetensors with its config.json'),
+  model: required('--model <path>', MODEL_PATH),
   name: flag('--name <id>', "the model's name in the API (default: name of the folder)"),
   host: parsed('--host <address>', 'address to listen on; other than loopback needs a key', String, '127.0.0.1'),
   port: parsed('--port <n>', 'port to listen on; 0 takes a free one', wholeNumber(0), 8080),
@@ -46,7 +47,7 @@ const OPTIONS = {
   ),
   prefixCacheGb: parsed(
     '--prefix-cache-gb <x>',
-    'memory for prefixes of earlier requests; 0 = off (default: 1)',
+    'memory for prefixes of earlier requests; 0 = off (default: 1, at most a quarter of what is free)',
     numberFrom(0),
   ),
   prefixCacheDir: flag('--prefix-cache-dir <folder>', 'folder for prefixes that survive a restart (default: none)'),
@@ -122,7 +123,7 @@ async function run(options: Options, io: Io): Promise<void> {
   isReady = true;
   io.out(`listening on ${server.url}`);
   await stopSignal();
-  io.err(`draining: no new requests; up to ${options.drain} s for those under way`);
+  io.err(`draining: no new requests; up to ${options.drain} s for those under way; a second signal ends them`);
   await server.close(options.drain);
 }
 

@@ -5,6 +5,7 @@ import { parseTrainFlags } from '../config/flags.js';
 import { loadConfig } from '../config/load.js';
 import type { Config } from '../config/schema.js';
 import { PLACES } from '../data/sources/stories/words.js';
+import { UsageError } from '../errors.js';
 import { writeFileAtomic } from '../files.js';
 import { generate } from '../infer/generate.js';
 import { type LoadedModel, loadModel } from '../infer/load-model.js';
@@ -30,7 +31,7 @@ import { compileColdKernels, openDevice } from './shared/device.js';
 import type { Io } from './shared/io.js';
 import { plot } from './shared/plot.js';
 import { DEFAULT_WIDTH, formatTable, right } from './shared/table.js';
-import { deviceOptions, runTraining, trainFlagHelp } from './train.js';
+import { deviceOptions, printConfig, runTraining, trainFlagHelp } from './train.js';
 
 const PROMPT = 'Once upon a time';
 const SAMPLE_TOKENS = 480;
@@ -46,17 +47,18 @@ export async function run(argv: readonly string[], io: Io): Promise<number> {
   const line = parseTrainFlags(argv);
   if (line.help) {
     io.out(
-      `Usage: trefoil start [options]\n\nTrains a small model on the CPU in three minutes and shows what it learned.\nTakes the flags of train.\n\n${trainFlagHelp()}`,
+      `Usage: trefoil start [options]\n\nTrains a small model on the CPU in three minutes and shows what it learned.\nTakes the flags of train, except --json without --print-config. The default\nconfig is quickstart.\n\n${trainFlagHelp()}`,
     );
     return 0;
   }
-  const { config: loaded, warnings } = loadConfig({
-    env: io.env,
-    flags: line.layer,
-    config: line.config ?? 'quickstart',
-  });
-  for (const warning of warnings) io.warn(warning);
-  const config = inFreeFolder(loaded);
+  const resolved = loadConfig({ env: io.env, flags: line.layer, config: line.config ?? 'quickstart' });
+  for (const warning of resolved.warnings) io.warn(warning);
+  if (line.printConfig) {
+    printConfig(resolved, line.json, io);
+    return 0;
+  }
+  if (line.json) throw new UsageError('start: --json is not supported; use trefoil train --config quickstart --json');
+  const config = inFreeFolder(resolved.config);
   const { out_dir: outDir, steps } = config.train;
   io.out(`Trefoil: ${steps} steps of a small model with Native Sparse Attention, on this machine's CPU.`);
   const again = io.env['npm_lifecycle_event'] === 'start' ? 'npm start' : 'npx trefoil start';
@@ -94,7 +96,8 @@ async function showResult(config: Config, validationLoss: number | null, io: Io)
   } finally {
     loaded.model.free();
   }
-  io.out(`\nFiles: ${outDir} (sample.txt, recall.json, training.csv, val.csv, model.safetensors)`);
+  const files = ['sample.txt', 'recall.json', 'training.csv', 'val.csv', 'model.safetensors'];
+  io.out(`\nFiles: ${outDir} (${files.filter((name) => existsSync(join(outDir, name))).join(', ')})`);
   io.out('Next:');
   const [model, sample] = [shellQuote(outDir), shellQuote(join(outDir, 'sample.txt'))];
   io.out(`  npx trefoil generate --model ${model} --prompt "One windy morning"`);

@@ -3,7 +3,7 @@ import { join } from 'node:path';
 import { measureDevicePeak } from '../bench/peak/device.js';
 import { parseTrainFlags, trainFlagGroups, trainFlagRow } from '../config/flags.js';
 import { readTimeoutMinutes } from '../config/legacy/environment.js';
-import { loadConfig, pickConfigByGpuMemory } from '../config/load.js';
+import { loadConfig, pickConfigByGpuMemory, type ResolvedConfig } from '../config/load.js';
 import { type ConfigRow, configRows } from '../config/print.js';
 import type { Config } from '../config/schema.js';
 import { cudaAbsence, gpuMemoryBytes } from '../device/cuda/cuda.js';
@@ -24,7 +24,8 @@ import { fitFields, flagLines, formatTable, wrapped } from './shared/table.js';
 const HELP = `Usage: trefoil train [options]
 
 Trains a model and writes logs, checkpoints and the final model into --out-dir.
-Without --config, the memory of the GPU decides; without a GPU it is quickstart.
+Without --config, the variable CONFIG names it; without both, the memory of the
+GPU decides, and without a GPU it is quickstart.
 Flags override the environment, which overrides the config; --print-config shows
 the result.
 
@@ -67,8 +68,7 @@ export async function run(argv: readonly string[], io: Io): Promise<number> {
   });
   for (const warning of resolved.warnings) io.warn(warning);
   if (line.printConfig) {
-    const rows = configRows(resolved);
-    io.out(line.json ? JSON.stringify(rows) : configTable(rows, io.width));
+    printConfig(resolved, line.json, io);
     return 0;
   }
   const identity = resolved.config.train.ddp === 0 ? null : several(resolveRank(io.env));
@@ -90,6 +90,12 @@ export async function run(argv: readonly string[], io: Io): Promise<number> {
 /** Models of synthetic tokens and needles have no text to write. */
 function writesText({ data }: Config): boolean {
   return data.source !== 'synthetic' && data.source !== 'needle';
+}
+
+/** Every value of a config and its origin (`--print-config`). */
+export function printConfig(resolved: ResolvedConfig, json: boolean, io: Io): void {
+  const rows = configRows(resolved);
+  io.out(json ? JSON.stringify(rows) : configTable(rows, io.width));
 }
 
 function configTable(rows: readonly ConfigRow[], width: number): string {

@@ -30,7 +30,7 @@ const flag = (name: string, value: string | null, key: string | null, meaning: s
 /** By the headings of `train --help`. */
 export const trainFlagGroups: Readonly<Record<string, readonly TrainFlag[]>> = {
   Config: [
-    flag('config', 'name|file', null, 'shipped config (see trefoil configs) or YAML file; also env CONFIG'),
+    flag('config', 'name|file', null, 'shipped config (see trefoil configs) or YAML file'),
     flag('set', 'key=value', null, 'set any config key, such as model.dim=256; repeatable'),
     flag('print-config', null, null, 'print every config value and where it came from, then exit'),
   ],

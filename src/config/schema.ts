@@ -201,7 +201,7 @@ const runtime = {
   threads: count().nullable().default(null),
   /** Kernel of the selected branch: v1 query-major, v2 shared loads, adaptive = v2 for sequences of at least sel_v2_min_s. */
   selection_kernel: z.enum(['adaptive', 'v1', 'v2', 'reference']).default('adaptive'),
-  /** Minimum sequence length for v2 if selection_kernel is adaptive. */
+  /** Minimum sequence length for v2 if selection_kernel is adaptive; the fused kernels use v2 at every length. */
   sel_v2_min_s: countOrZero().default(1024),
   /** Process the prompt in one pass; false = token by token. */
   prefill_batched: on(),

@@ -1,14 +1,14 @@
 /** The HTTP server of the dashboard: pages, run data, streams, and the two writes (halt and save). */
-import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
+import { createServer, type IncomingMessage, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { join } from 'node:path';
-import { TrefoilError, UsageError } from '../errors.js';
-import { errorCode } from '../files.js';
+import { TrefoilError } from '../errors.js';
 import { TraceFile } from '../infer/trace-file.js';
 import { toJson } from '../run/json.js';
 import { runPaths } from '../run/paths.js';
 import { trefoilVersion } from '../run/version.js';
 import type { ModelHost } from '../serve/host.js';
+import { listen } from '../serve/listen.js';
 import { type MountedModel, mountModel } from '../serve/server.js';
 import type { Thresholds } from '../watch/thresholds.js';
 import type { Table } from './answers.js';
@@ -77,7 +77,7 @@ export async function startDashboard(options: DashboardOptions): Promise<Dashboa
   const server = createServer({ headersTimeout: 10_000, requestTimeout: 30_000 }, (request, response) => {
     void handler.answer(request, response);
   });
-  await listen(server, options);
+  await listen(server, options.host, options.port);
   const { port } = server.address() as AddressInfo;
   const host = options.host.includes(':') ? `[${options.host}]` : options.host;
   const close = () =>
@@ -87,19 +87,6 @@ export async function startDashboard(options: DashboardOptions): Promise<Dashboa
       server.closeAllConnections();
     });
   return { url: `http://${host}:${port}`, token, close };
-}
-
-function listen(server: Server, { host, port }: DashboardOptions): Promise<void> {
-  return new Promise((resolve, reject) => {
-    server.once('error', (error) => {
-      const code = errorCode(error);
-      if (code === 'EADDRINUSE')
-        reject(new UsageError(`--port ${port}: the port is in use; choose another, or 0 for a free one`));
-      else if (code === 'EACCES') reject(new UsageError(`--port ${port}: permission denied; choose a port above 1023`));
-      else reject(new UsageError(`--host ${host}: cannot listen (${code ?? error.message})`));
-    });
-    server.listen(port, host, resolve);
-  });
 }
 
 type Query = URLSearchParams;

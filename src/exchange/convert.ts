@@ -73,6 +73,7 @@ export function convertToSparse(dense: DenseModel, out: string, options: Convert
       vocab_size: shape.vocabSize,
       model,
       nsa,
+      ...(!origin && { seq_len: dense.config.train.seq_len }),
       end_tokens: [...endTokens],
       ...(origin && { origin }),
       weights: { file: basename(file), ...digest },

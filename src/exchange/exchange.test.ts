@@ -140,7 +140,8 @@ describe('export', () => {
     [{ qkv_bias: true, mlp_bias: true }, 'qkv_bias and mlp_bias are set and out_bias is not'],
   ];
 
-  it.each(INEXPRESSIBLE)('refuses %j by name, and writes nothing', async (changes, reason) => {
+  /** A trained dense model that transformers can express, with changes. */
+  function finalModel(changes: Record<string, unknown> = {}, train: Record<string, unknown> = {}): string {
     const config = parseConfig({
       model: {
         dim: 32,
@@ -155,16 +156,33 @@ describe('export', () => {
         ...changes,
       },
       nsa: { l: 8, d: 4, l_sel: 16, n_sel: 4, w: 16 },
+      train,
     });
-    const [path, parent] = [fresh('model'), fresh('parent')];
+    const path = fresh('model');
     const model = new LanguageModel(cpu(), modelShape(config, 256), 1);
     writeFinalModel(path, model, config);
     model.free();
+    return path;
+  }
+
+  it.each(INEXPRESSIBLE)('refuses %j by name, and writes nothing', async (changes, reason) => {
+    const [path, parent] = [finalModel(changes), fresh('parent')];
     mkdirSync(parent);
     const { code, stdout, stderr } = await runCli(['export', 'hf', path, '--out', join(parent, 'out')]);
     expect(stderr).toBe(`trefoil: ${path}: ${reason}, which the formats of transformers cannot express\n`);
     expect([code, stdout]).toEqual([2, '']);
     expect(readdirSync(parent)).toEqual([]);
+  });
+
+  it('has as many positions as the sequences of the training had tokens, or as asked for', async () => {
+    const path = finalModel({}, { seq_len: 96 });
+    const positions = async (...flags: string[]) => {
+      const out = fresh('out');
+      expect((await runCli(['export', 'hf', path, '--out', out, ...flags])).code).toBe(0);
+      return JSON.parse(readFileSync(join(out, 'config.json'), 'utf8')).max_position_embeddings;
+    };
+    expect(await positions()).toBe(96);
+    expect(await positions('--max-positions', '500')).toBe(500);
   });
 
   it('converts to bf16', async () => {

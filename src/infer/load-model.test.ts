@@ -101,9 +101,18 @@ describe('a final model', () => {
     expect(readdirSync(run).sort()).toEqual(['config.json', 'model.safetensors']);
     const saved = JSON.parse(readFileSync(join(run, 'config.json'), 'utf8'));
     expect(saved).toMatchObject({ format: 'trefoil', version: 1, step: 7, tokenizer: 'byte', vocab_size: 256 });
-    expect(Object.keys(saved).sort()).toEqual(
-      ['format', 'model', 'nsa', 'step', 'tokenizer', 'trefoil_version', 'version', 'vocab_size', 'weights'].sort(),
-    );
+    expect(Object.keys(saved).sort()).toEqual([
+      'format',
+      'model',
+      'nsa',
+      'seq_len',
+      'step',
+      'tokenizer',
+      'trefoil_version',
+      'version',
+      'vocab_size',
+      'weights',
+    ]);
   });
 
   it('is replaced by the next one, with its step', () => {

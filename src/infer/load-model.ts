@@ -37,7 +37,7 @@ import { dispose } from '../tensor/dispose.js';
 export interface LoadedModel extends Disposable {
   readonly model: LanguageModel;
   readonly tokenizer: Tokenizer;
-  /** A final model stores only `model`, `nsa` and the tokenizer of its config; the rest has defaults. */
+  /** A final model stores only `model`, `nsa`, the tokenizer and `train.seq_len` of its config; the rest has defaults. */
   readonly config: Config;
   /** Optimizer steps behind the weights. */
   readonly step: number;
@@ -248,6 +248,7 @@ export function writeFinalModel(
     vocab_size: model.shape.vocabSize,
     model: config.model,
     nsa: configAfter(config, step).nsa,
+    seq_len: config.train.seq_len,
     weights: { file, ...digest },
   });
 }

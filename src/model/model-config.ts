@@ -29,6 +29,8 @@ const savedModel = z.strictObject({
   // By the config's own schema, which has better messages.
   model: z.unknown(),
   nsa: z.unknown(),
+  /** `train.seq_len`, which only an export needs. */
+  seq_len: z.int().min(1).optional(),
   /** Tokens that end a text, besides the tokenizer's separator. */
   end_tokens: z.array(z.int().min(0)).optional(),
   /** What the model was imported from. */
@@ -54,7 +56,7 @@ export function writeModelConfig(path: string, saved: Omit<SavedModel, 'format' 
   writeFileAtomic(path, `${JSON.stringify({ format: FORMAT, version: VERSION, ...saved }, null, 2)}\n`);
 }
 
-/** The content with the config it stands for; everything but `model`, `nsa` and the tokenizer has its default there. */
+/** The content with the config it stands for; everything but `model`, `nsa`, the tokenizer and `train.seq_len` has its default there. */
 export function readModelConfig(path: string): { saved: SavedModel; config: Config } {
   const json = readJson(path);
   const head = heading.safeParse(json);
@@ -73,9 +75,10 @@ export function readModelConfig(path: string): { saved: SavedModel; config: Conf
     const [{ path: key, message }] = parsed.error.issues;
     throw new UsageError(`${path}: ${key.join('.') || 'the file'}: ${message}; take the file as training wrote it`);
   }
-  const { model, nsa, tokenizer } = parsed.data;
+  const { model, nsa, tokenizer, seq_len } = parsed.data;
+  const train = seq_len === undefined ? {} : { seq_len };
   const config = inFile(path, () =>
-    parseSavedConfig({ model, nsa, data: { tokenizer: tokenizerSpec(path, tokenizer) } }),
+    parseSavedConfig({ model, nsa, data: { tokenizer: tokenizerSpec(path, tokenizer) }, train }),
   );
   return { saved: { ...parsed.data, model: config.model, nsa: config.nsa }, config };
 }

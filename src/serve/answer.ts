@@ -103,7 +103,12 @@ export class Answer {
       this.#flush();
     });
     if (this.#job.stream) {
-      this.#response.writeHead(200, { ...headers, 'content-type': 'text/event-stream', 'cache-control': 'no-cache' });
+      this.#response.writeHead(200, {
+        ...headers,
+        'content-type': 'text/event-stream',
+        'cache-control': 'no-cache',
+        'x-accel-buffering': 'no', // nginx would hold the events back
+      });
       // The first byte leaves at once, whatever the engine is doing.
       if (this.#job.kind === 'chat') this.#send(this.#choices.flatMap(({ format }) => this.#frame([format.role()])));
       else this.#send([': accepted\n\n']);
@@ -231,7 +236,7 @@ export class Answer {
     if (!this.#job.stream || !this.#job.returnProgress) return [];
     const seconds = (performance.now() - this.#startedAt) / 1000;
     const read = processed - cached;
-    const left = read > 0 ? (seconds / read) * (total - processed) : null;
+    const left = read > 0 ? Math.round(1000 * (seconds / read) * (total - processed)) / 1000 : null;
     const prompt_progress = { total, cached, processed, seconds_left: left };
     return [`data: ${JSON.stringify({ ...this.#head, choices: [], prompt_progress })}\n\n`];
   }

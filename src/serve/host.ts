@@ -117,8 +117,8 @@ export class LocalHost implements ModelHost {
   }
 
   /** Prepares for the first request (`Engine.warmUp`). */
-  warmUp(): void {
-    this.#engine.warmUp();
+  warmUp(): Promise<void> {
+    return this.#engine.warmUp();
   }
 
   stats(): EngineStats {
@@ -242,8 +242,13 @@ export class WorkerHost implements ModelHost {
     const id = this.#lastId;
     this.#listeners.set(id, listener);
     const { prompt, ...rest } = request;
-    const copy = new Int32Array(prompt);
-    this.#worker.postMessage({ type: 'submit', id, prompt: copy, request: rest } satisfies ToWorker, [copy.buffer]);
+    // Copied, not transferred: the first buffer that is detached undoes the compilation of all code on typed arrays.
+    this.#send({
+      type: 'submit',
+      id,
+      prompt: prompt instanceof Int32Array ? prompt : new Int32Array(prompt),
+      request: rest,
+    });
     return () => this.#send({ type: 'cancel', id });
   }
 
@@ -330,12 +335,12 @@ export class WorkerHost implements ModelHost {
 }
 
 /** Runs an engine for the thread at the other end of `port`, until it says `close`. */
-export function serveThread(
+export async function serveThread(
   port: MessagePort,
   source: TextSource,
   engine: EngineOptions,
   ready: Omit<Extract<FromWorker, { type: 'ready' }>, 'type' | 'info'>,
-): void {
+): Promise<void> {
   if (isMainThread) throw new Error('serveThread runs in a worker');
   let tokens: (number | string)[] = [];
   let others: [number, readonly HostEvent[]][] = [];
@@ -345,7 +350,7 @@ export function serveThread(
     tokens = [];
     others = [];
   });
-  host.warmUp();
+  await host.warmUp();
   const cancels = new Map<number, () => void>();
   port.on('message', (message: ToWorker) => {
     if (message.type === 'cancel') cancels.get(message.id)?.();

@@ -15,7 +15,7 @@ try {
   const { model, tokenizer, config, step, warnings, endTokens } = loadModel(device, path, dtype);
   const describe = `model: ${path} (step ${step}, ${model.parameterCount.toLocaleString('en')} parameters, ${device.kind})`;
   const source = { model, tokenizer, endTokens, config: withEnvironment(config, process.env) };
-  serveThread(parentPort, source, engine, { warnings, describe });
+  await serveThread(parentPort, source, engine, { warnings, describe });
 } catch (error) {
   if (!(error instanceof TrefoilError)) throw error;
   const refused: FromWorker = { type: 'refused', message: error.message, exitCode: error.exitCode ?? ExitCode.failed };

@@ -46,7 +46,12 @@ const sampling = {
   model: z.string().optional(),
   n: z.int().min(1).max(128).default(1),
   seed: z.int().min(0).optional(),
-  stop: z.union([z.string().min(1), z.array(z.string().min(1)).max(4)]).default([]),
+  stop: z
+    .union(
+      [z.string().min(1), z.array(z.string().min(1)).max(4)],
+      'expected a text, or a list of up to four, none empty',
+    )
+    .default([]),
   stream: z.boolean().default(false),
   stream_options: z.strictObject({ include_usage: z.boolean().default(false) }).optional(),
   temperature: z.number().min(0).default(1),
@@ -74,7 +79,8 @@ const completion = z.looseObject({
 });
 
 const part = z.strictObject({ type: z.literal('text'), text: z.string() });
-const message = z.looseObject({ role: z.string().min(1), content: z.union([z.string(), z.array(part)]).nullish() });
+const content = z.union([z.string(), z.array(part)], 'expected a text, or a list of parts of the type text');
+const message = z.looseObject({ role: z.string().min(1), content: content.nullish() });
 const chat = z.looseObject({
   ...sampling,
   messages: z.array(message).min(1),

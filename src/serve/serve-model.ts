@@ -3,6 +3,7 @@ import { basename, resolve } from 'node:path';
 import { WorkerHost } from './host.js';
 import type { ModelServer, ServeOptions } from './options.js';
 import { startServer } from './server.js';
+import { warmUp } from './warm-up.js';
 
 const DRAIN_SECONDS = 30;
 
@@ -14,7 +15,8 @@ export async function serveModel(
   model: string,
   { device = 'auto', threads, precision, engine, say = () => {}, ...options }: ServeOptions = {},
 ): Promise<ModelServer> {
-  const server = await startServer(null, { ...options, id: options.id ?? basename(resolve(model)) });
+  const id = options.id ?? basename(resolve(model));
+  const server = await startServer(null, { ...options, id });
   say(`loading ${model}: ${server.url}/health answers 503 until it is ready`);
   const settings = {
     model,
@@ -31,6 +33,7 @@ export async function serveModel(
     await server.drain(0);
     throw error;
   }
+  await warmUp(host.info, id);
   server.attach(host);
   return {
     url: server.url,

@@ -137,8 +137,9 @@ describe('POST /v1/completions', () => {
       return_progress: true,
     });
     const progress: unknown[] = [];
-    for await (const chunk of await client.completions.create(body))
-      if ('prompt_progress' in chunk) progress.push(chunk.prompt_progress);
+    const { data: stream, response } = await client.completions.create(body).withResponse();
+    expect(response.headers.get('x-accel-buffering')).toBe('no');
+    for await (const chunk of stream) if ('prompt_progress' in chunk) progress.push(chunk.prompt_progress);
     expect(progress.length).toBeGreaterThan(4);
     expect(progress.at(-1)).toMatchObject({ total: 700, cached: 0, processed: 700, seconds_left: 0 });
     const again = await client.completions.create({ ...BASE, prompt: 'x'.repeat(700), max_tokens: 1 });
@@ -311,6 +312,7 @@ describe('other routes', () => {
     const completion = lines.find(({ path, status }) => path === '/v1/completions' && status === 200);
     expect(completion).toMatchObject({ method: 'POST', finish: [expect.any(String)] });
     expect(completion.first_token_ms).toBeGreaterThan(0);
+    for (const value of [completion.ms, completion.first_token_ms]) expect(String(value)).toMatch(/^\d+(\.\d)?$/);
   });
 });
 
@@ -343,6 +345,18 @@ describe('errors', () => {
     [{ n: 500 }, [400, 'n', null]],
     [{ model: 'gpt-4' }, [404, 'model', 'model_not_found']],
   ])('%j', async (body, expected) => expect(await failed(body)).toEqual(expected));
+
+  it('say what is expected instead', async () => {
+    const message = async (path: string, body: object) => {
+      const response = await fetch(`${url}/v1/${path}`, { method: 'POST', body: JSON.stringify(body) });
+      return ((await response.json()) as { error: { message: string } }).error.message;
+    };
+    expect(await message('completions', { ...BASE, stop: ['a', 'b', 'c', 'd', 'e'] })).toContain('up to four');
+    const image = { type: 'image_url', image_url: { url: 'https://example.org/a.png' } };
+    expect(await message('chat/completions', { messages: [{ role: 'user', content: [image] }] })).toBe(
+      'messages.0.content: expected a text, or a list of parts of the type text',
+    );
+  });
 
   it('neutral values of unsupported parameters and null are accepted; unknown fields are named in a header', async () => {
     const body = { ...BASE, presence_penalty: 0, best_of: 1, logit_bias: null, suffix: null };
@@ -480,6 +494,17 @@ describe('keys', () => {
     const host = new LocalHost(source, { cacheBytes: 2 ** 24, prefixCacheBytes: 0 });
     await expect(startServer(host, { id: 'tiny', host: '0.0.0.0', port: 0 })).rejects.toThrow('needs --api-key');
     await host.close();
+  });
+});
+
+describe('an address that cannot be used', () => {
+  it('is refused with its remedy', async () => {
+    const refused = (options: object) => startServer(null, { id: 'tiny', port: 0, ...options });
+    const taken = Number(new URL(url).port);
+    await expect(refused({ port: taken })).rejects.toThrow(`--port ${taken}: the port is in use; choose another`);
+    await expect(refused({ port: 99_999 })).rejects.toThrow('--port 99999: the last port is 65535');
+    // An address for documentation, which no machine has.
+    await expect(refused({ host: '192.0.2.1', keys: ['k'] })).rejects.toThrow('not an address of this machine');
   });
 });
 

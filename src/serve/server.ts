@@ -9,6 +9,7 @@ import { Answer, type Outcome } from './answer.js';
 import { parseBody } from './body.js';
 import { ApiError, asApiError } from './errors.js';
 import type { ModelHost } from './host.js';
+import { listen } from './listen.js';
 import { Metrics } from './metrics.js';
 import type { ListenOptions } from './options.js';
 import {
@@ -119,9 +120,7 @@ class ModelServer {
         ? (tokenizer.chat ?? null)
         : { templates: new Map([['default', chatTemplate]]), variables: tokenizer.chat?.variables ?? {} };
     const structured = new StructuredOutput(tokenizer, info.vocabulary, []);
-    const model = { id, info, tokenizer, chat, structured };
-    warmUp(model);
-    this.#served = { host, model, readings: new Readings(host, id) };
+    this.#served = { host, model: { id, info, tokenizer, chat, structured }, readings: new Readings(host, id) };
   }
 
   get #host(): ModelHost {
@@ -155,12 +154,7 @@ class ModelServer {
     );
     server.maxConnections = MOST_CONNECTIONS;
     server.on('clientError', refuseConnection);
-    await new Promise<void>((resolve, reject) => {
-      server.once('error', (error: NodeJS.ErrnoException) =>
-        reject(new UsageError(`--host ${address} --port ${port}: cannot listen (${error.code}); choose another port`)),
-      );
-      server.listen(port, address, resolve);
-    });
+    await listen(server, address, port);
     const bound = server.address() as AddressInfo;
     const name = bound.family === 'IPv6' ? `[${bound.address}]` : bound.address;
     return {
@@ -207,9 +201,13 @@ class ModelServer {
     } catch (error) {
       sendError(request, response, asApiError(error));
     }
-    const ms = Math.round((performance.now() - startedAt) * 10) / 10;
+    const ms = tenths(performance.now() - startedAt);
     const detail = outcome
-      ? { usage: outcome.usage, finish: outcome.finish, first_token_ms: outcome.firstTokenMs }
+      ? {
+          usage: outcome.usage,
+          finish: outcome.finish,
+          first_token_ms: outcome.firstTokenMs && tenths(outcome.firstTokenMs),
+        }
       : {};
     this.#options.log?.(
       JSON.stringify({
@@ -351,17 +349,6 @@ class ModelServer {
   }
 }
 
-/** Checks requests of its own: the first ones of a process take 50 ms, until the schema and the loops are compiled. */
-function warmUp(model: ServedModel): void {
-  const { info } = model;
-  const { maxContext, maxTokens } = info;
-  const length = Math.max(0, Math.min(16_384, maxContext - 1, maxTokens - 1));
-  // Numbers of all lengths: code is compiled for what it has seen.
-  const prompt = Array.from({ length }, (_, i) => (i * 7919) % Math.min(10 ** (1 + (i % 5)), info.vocabulary));
-  const body = Buffer.from(JSON.stringify({ prompt, max_tokens: 1, stream: true }));
-  for (let i = 0; i < 20 && prompt.length > 0; i++) parseCompletion(parseBody(body), model);
-}
-
 /**
  * Without a key the server is open to programs on this machine, not to web pages. A page whose name resolves to the
  * loopback address (DNS rebinding) sends its own name as host; any other page sends its origin.
@@ -379,6 +366,10 @@ function expectLocal({ headers }: IncomingMessage, corsOrigin: string | undefine
   const { origin } = headers;
   if (origin === undefined || origin === corsOrigin || isLoopback(origin.replace(/^https?:\/\//, ''))) return;
   throw new ApiError(403, 'without an API key web pages of other origins are refused', { code: 'wrong_origin' });
+}
+
+function tenths(value: number): number {
+  return Math.round(value * 10) / 10;
 }
 
 function digest(key: string): Buffer {

@@ -1,19 +1,11 @@
 /**
- * A CUDA device without a GPU: memory is only accounted for, and a launch is compared with the kernel's parameters in its
- * source: how many, and whether each is given memory of its type or a number. It computes nothing.
+ * A CUDA device without a GPU that compares a launch with the kernel's parameters in its source: how many, and whether each
+ * is given memory of its type or a number. It computes nothing.
  */
 import { existsSync, readFileSync } from 'node:fs';
-import {
-  type CudaCode,
-  type CudaRuntime,
-  Floating,
-  type LaunchArgument,
-  type LaunchShape,
-  type Macros,
-  type MatrixProduct,
-} from '../device/cuda/runtime.js';
-import type { Addressable, Device, KernelModule, Kernels, Signatures } from '../device/device.js';
-import { MemoryPool } from '../device/pool.js';
+import { ListingCuda } from '../device/cuda/listing.js';
+import { type CudaCode, Floating, type LaunchArgument, type LaunchShape, type Macros } from '../device/cuda/runtime.js';
+import type { Addressable, KernelModule, Kernels, Signatures } from '../device/device.js';
 import { type FusedShape, scoringSplit, sharedBytes, sharedLimit, unionTokens } from '../ops/attention/fused/plan.js';
 
 export interface Launch {
@@ -38,39 +30,17 @@ const DTYPES: Readonly<Record<string, string>> = {
   'u8*': 'e4m3 e5m2',
 };
 
-export class RecordingCuda implements Device, CudaRuntime {
-  readonly kind = 'cuda';
-  readonly name = 'no GPU';
-  readonly multiprocessors = 132;
-  readonly architecture: number;
-  readonly pool: MemoryPool;
+export class RecordingCuda extends ListingCuda {
   readonly launches: Launch[] = [];
   readonly #constants: (name: string) => number;
 
   /** `constants`: what compiled code would say of itself. */
   constructor(constants: (name: string) => number, architecture = 90) {
-    let next = 4096n;
-    this.architecture = architecture;
+    super({ architecture, multiprocessors: 132 });
     this.#constants = constants;
-    this.pool = new MemoryPool({
-      allocate: (bytes) => {
-        const address = next;
-        next += BigInt(bytes);
-        return address;
-      },
-      free: () => {},
-    });
   }
 
-  get memory() {
-    return { peakBytes: this.pool.peakBytesInUse, reservedBytes: this.pool.bytesReserved };
-  }
-
-  freeBytes() {
-    return 2 ** 37;
-  }
-
-  compile(source: URL, macros: Macros = {}): CudaCode {
+  override compile(source: URL, macros: Macros = {}): CudaCode {
     const text = withHeaders(source);
     return {
       constant: this.#constants,
@@ -82,7 +52,7 @@ export class RecordingCuda implements Device, CudaRuntime {
   }
 
   /** Operations called along the way; they are not what is tested. */
-  kernels<S extends Signatures>(module: KernelModule<S>): Kernels<S> {
+  override kernels<S extends Signatures>(module: KernelModule<S>): Kernels<S> {
     const names = Object.keys(module.functions);
     return Object.fromEntries(
       names.map((kernel) => [
@@ -94,19 +64,6 @@ export class RecordingCuda implements Device, CudaRuntime {
       ]),
     ) as unknown as Kernels<S>;
   }
-
-  matrixProduct(_: MatrixProduct): void {}
-  withScratch<T>(_: number, use: (address: bigint) => T): T {
-    return use(0n);
-  }
-  upload(): void {}
-  download(_: bigint, into: Uint8Array): void {
-    into.fill(0);
-  }
-  fillZero(): void {}
-  fill(): void {}
-  copy(): void {}
-  synchronize(): void {}
 }
 
 /** What the compiled attention kernels say of themselves, for head sizes up to 64; the tests on a GPU compare it. */

@@ -4,7 +4,7 @@ import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import type { Config } from '../config/schema.js';
 import { packBatch } from '../data/batch.js';
 import { SyntheticSamples } from '../data/sources/synthetic.js';
-import { cudaAbsence } from '../device/cuda/cuda.js';
+import { CudaDevice, cudaAbsence } from '../device/cuda/cuda.js';
 import { LanguageModel } from '../model/language-model.js';
 import { modelShape } from '../model/shape.js';
 import { AdamW } from '../ops/adamw/op.js';
@@ -66,6 +66,19 @@ describe('training on CUDA', () => {
     expect(onCpu.at(49)!).toBeLessThan(onCpu[0] - 0.7);
     expect(largestDifference(await trained('fp32'), onCpu)).toBeLessThan(1e-3);
     expect(largestDifference(await trained('bf16', { runtime: { precision: 'bf16' } }), onCpu)).toBeLessThan(1e-2);
+  });
+
+  onGpu('compiles all of its kernels before the first step', async () => {
+    const begun: { kernel: string; total: number | null }[] = [];
+    const progress = {
+      begin: (kernel: string, _: number, total: number | null) => void begun.push({ kernel, total }),
+      end: () => {},
+    };
+    const device = new CudaDevice({ compiler: { cache: join(folder.path, 'kernels'), progress } });
+    const chosen = config('cold', { train: { steps: 2, eval_every: 1 }, runtime: { precision: 'bf16' } });
+    await runTraining(chosen, { device });
+    expect(begun.length).toBeGreaterThan(10);
+    expect(begun.filter(({ total }) => total === null)).toEqual([]);
   });
 
   onGpu('gives the same bits replayed as a graph and launched one by one, and again', async () => {

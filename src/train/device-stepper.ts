@@ -35,13 +35,16 @@ import {
 /** The fastest stepper that supports what the config asks for. */
 export function createStepper(context: StepContext): Stepper {
   const { device } = context.model;
-  const { runtime, train } = context.config;
-  expectFp8(runtime, device);
+  expectFp8(context.config.runtime, device);
+  return device instanceof CudaDevice && !needsHost(context.config)
+    ? new DeviceStepper(device, context)
+    : new HostStepper(context);
+}
+
+/** Whether the host must look at the results of a step before it continues. */
+export function needsHost({ runtime, train }: Config): boolean {
   const usesReference = runtime.force_parity || runtime.selection_kernel === 'reference';
-  // These need the host to look at the results of a step before it continues.
-  const needsHost =
-    train.spike_skip || runtime.strict_asserts || runtime.debug_compare || runtime.debug_timing || usesReference;
-  return device instanceof CudaDevice && !needsHost ? new DeviceStepper(device, context) : new HostStepper(context);
+  return train.spike_skip || runtime.strict_asserts || runtime.debug_compare || runtime.debug_timing || usesReference;
 }
 
 /** Throws if `runtime.fp8` is set and the device or the precision has no FP8 products. */
@@ -57,6 +60,34 @@ export function expectFp8({ fp8, precision }: Config['runtime'], device: Device)
 interface Outputs {
   readonly means: readonly Tensor[];
   readonly telemetry: StepTelemetry | null;
+}
+
+/** What a step needs on the device besides the context. */
+export interface StepTools {
+  readonly norms: GradientNorms;
+  readonly counters: AttentionCounters;
+  /** Inputs of the update (`Optimizer.nextStep`). */
+  readonly scalars: Tensor;
+}
+
+/** Launches a whole step, the update included, without waiting. */
+export function launchStep(
+  context: StepContext,
+  batches: readonly DeviceBatch[],
+  weights: readonly number[],
+  { norms, counters, scalars }: StepTools,
+): Outputs {
+  const { optimizer, config, exchange, model } = context;
+  // A recorded graph is the same in every step: it always samples, and only detailed steps read the samples.
+  const telemetry = config.runtime.aux_stats ? new StepTelemetry(model) : null;
+  telemetry?.begin(true);
+  const kernels = { ...kernelOptions(config), counters };
+  const means = launchGradients(context, batches, weights, { observer: telemetry ?? undefined, kernels });
+  const sums = norms.launch(exchange.gradients);
+  exchange.reduceSums(sums);
+  optimizer.stepOnDevice(scalars, sums);
+  exchange.shareValues();
+  return { means, telemetry };
 }
 
 export class DeviceStepper implements Stepper {
@@ -202,21 +233,14 @@ export class DeviceStepper implements Stepper {
   }
 
   #launch(weights: readonly number[]): Outputs {
-    const { optimizer, config, exchange, model } = this.#context;
-    // A recorded graph is the same in every step: it always samples, and only detailed steps read the samples.
-    const telemetry = config.runtime.aux_stats ? new StepTelemetry(model) : null;
-    telemetry?.begin(true);
-    const counters = this.#counters;
-    const before = counters.portable;
-    const kernels = { ...kernelOptions(config), counters };
-    const observer = telemetry ?? undefined;
-    const means = launchGradients(this.#context, this.#inputs, weights, { observer, kernels });
-    this.#refusedPerStep = counters.portable - before;
-    const sums = this.#norms.launch(exchange.gradients);
-    exchange.reduceSums(sums);
-    optimizer.stepOnDevice(this.#scalars, sums);
-    exchange.shareValues();
-    return { means, telemetry };
+    const before = this.#counters.portable;
+    const outputs = launchStep(this.#context, this.#inputs, weights, {
+      norms: this.#norms,
+      counters: this.#counters,
+      scalars: this.#scalars,
+    });
+    this.#refusedPerStep = this.#counters.portable - before;
+    return outputs;
   }
 
   #forget(): void {

@@ -27,6 +27,7 @@ import { clearMarks, clearSections, runPaths } from '../run/paths.js';
 import { loadWeights } from '../run/safetensors.js';
 import { writeStackDump } from './anomalies.js';
 import { findResumePoint, type ResumePoint, restoreTrainingState } from './checkpoint.js';
+import { compileAhead } from './compile-ahead.js';
 import { expectFp8 } from './device-stepper.js';
 import type { TrainOptions, TrainResult, TrainStatus } from './options.js';
 import { singleWorld, type World } from './ranks/world.js';
@@ -92,6 +93,7 @@ async function openAndRun(
 
   device.pool.resetPeak(); // the run reports its own memory
   const shape = modelShape(config, loader.vocabSize);
+  await agreement.firstThenOthers(() => compileAhead(device, config, shape), world.isFirstOfHost);
   const model = new LanguageModel(device, shape, config.train.seed, computeDtype(config.runtime, device.kind));
   onEnd(() => model.free());
   if (initial !== null) {

@@ -1,4 +1,5 @@
 /** `trefoil data inspect`: what is in a source, before a run is spent on it. */
+import { DOCUMENT_SOURCES } from '../../config/data-sources.js';
 import { type Inspection, inspectCorpus, inspectShards } from '../../data/inspect.js';
 import { corpusOptions, describeFiles, openCorpus } from '../../data/sources/corpus.js';
 import { createTokenizer } from '../../data/tokenizer.js';
@@ -7,10 +8,11 @@ import { wrapText } from '../../text.js';
 import { type Io, printJson } from '../shared/io.js';
 import { configured, type OptionValues, parsed, wholeNumber } from '../shared/options.js';
 import { DEFAULT_WIDTH, formatTable, right } from '../shared/table.js';
-import { SOURCE_OPTIONS, sizeText, sourceConfig } from './source-options.js';
+import { datasetOption, SOURCE_OPTIONS, sizeText, sourceConfig } from './source-options.js';
 
 const OPTIONS = {
   ...SOURCE_OPTIONS,
+  dataset: datasetOption([...DOCUMENT_SOURCES, 'tokens']),
   documents: parsed('--documents <n>', 'look at the first n', wholeNumber(1), 1000),
   samples: parsed('--samples <n>', 'beginnings of documents to show', wholeNumber(0), 3),
 };

@@ -1,12 +1,14 @@
 /** `trefoil data smoke`: does the source give batches, and how soon? */
+import { DATA_SOURCES } from '../../config/data-sources.js';
 import { createTokenizer } from '../../data/tokenizer.js';
 import { openTrainingData } from '../../train/training-data.js';
 import { type Io, printJson, whileWaiting } from '../shared/io.js';
 import { configured, type OptionValues, parsed, wholeNumber } from '../shared/options.js';
-import { SOURCE_OPTIONS, sourceConfig } from './source-options.js';
+import { datasetOption, SOURCE_OPTIONS, sourceConfig } from './source-options.js';
 
 const OPTIONS = {
   ...SOURCE_OPTIONS,
+  dataset: datasetOption(DATA_SOURCES),
   seqLen: parsed('--seq-len <n>', 'tokens in a sequence', wholeNumber(1), 1024),
   batchSize: parsed('--batch-size <n>', 'sequences in a batch', wholeNumber(1), 1),
   batches: parsed('--batches <n>', 'batches to fetch', wholeNumber(1), 4),

@@ -8,9 +8,16 @@ import type { Config } from '../../config/schema.js';
 import type { Io } from '../shared/io.js';
 import { Flag, flag, jsonOption, type OptionValues, parsed, wholeNumber } from '../shared/options.js';
 
+/** The flag of a command that takes these sources. */
+export const datasetOption = (sources: readonly string[]) =>
+  flag(
+    '--dataset <source>',
+    `data.source: one of ${sources.join(', ')} (default: that of the config or the path, else fineweb_edu)`,
+  );
+
 export const SOURCE_OPTIONS = {
   config: flag('--config <name|file>', 'take the settings of a config'),
-  dataset: flag('--dataset <source>', `data.source: one of ${DOCUMENT_SOURCES.join(', ')}`),
+  dataset: datasetOption(DOCUMENT_SOURCES),
   localPath: flag('--local-path <path>', 'data.path: file, folder or pattern of a local source'),
   hubDataset: flag('--hub-dataset <name>', 'data.hub_dataset: owner/name of a dataset on the hub'),
   hubConfig: flag('--hub-config <name>', 'data.hub_config: its configuration, such as sample-10BT'),

@@ -3,12 +3,14 @@
  */
 import { spawnSync } from 'node:child_process';
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
-import { tmpdir } from 'node:os';
+import { availableParallelism, tmpdir } from 'node:os';
 import { dirname, join, relative } from 'node:path';
 import { fileURLToPath } from 'node:url';
+import { Worker } from 'node:worker_threads';
 import koffi from 'koffi';
 import type { Environment } from '../../environment.js';
-import { UsageError } from '../../errors.js';
+import { TrefoilError, UsageError } from '../../errors.js';
+import { workerFile } from '../../worker-file.js';
 import { type CompileProgress, interruption, KernelCache, kernelKey, sourceWithHeaders } from '../kernel-cache.js';
 import { LibraryMissing, NVRTC, openLibrary } from './libraries.js';
 import type { Macros } from './runtime.js';
@@ -21,6 +23,19 @@ export interface CudaBackend {
   readonly identity: string;
   compile(source: string, flags: readonly string[]): Uint8Array;
 }
+
+/** One file to compile. */
+export interface KernelRequest {
+  readonly source: string;
+  readonly macros: Macros;
+}
+
+/** What a thread of `compileAll` (compile-thread.ts) is asked for, and its answer. */
+export interface CompileTask {
+  readonly source: string;
+  readonly flags: readonly string[];
+}
+export type CompileAnswer = { readonly code: Uint8Array } | { readonly message: string; readonly exitCode: number };
 
 type Native = (...values: unknown[]) => unknown;
 
@@ -195,9 +210,7 @@ export class CudaCompiler {
 
   /** The code of a source file with these macros: from the cache, or compiled. Without a compiler any cached one will do. */
   cubin(source: string, macros: Macros = {}): Uint8Array {
-    const defined = Object.entries(macros).map(([name, value]) => `-D${name}=${value}`);
-    const flags = ['-std=c++17', `-arch=${this.target}`, `-I${HERE}`, `-I${dirname(source)}`, ...defined.sort()];
-    const key = kernelKey([sourceWithHeaders(source, HERE), this.target, defined.join(' ')]);
+    const { key, flags } = this.#entry({ source, macros });
     const backend = this.#backend;
     if (backend instanceof LibraryMissing) {
       const found = this.#cache.find(key, null);
@@ -207,6 +220,48 @@ export class CudaCompiler {
       );
     }
     return readFileSync(this.#cache.find(key, backend.identity) ?? this.#compile(key, backend, source, flags));
+  }
+
+  /** Compiles what the cache lacks, one file per core at a time, each in a thread. Does nothing without a compiler. */
+  async compileAll(requests: readonly KernelRequest[]): Promise<void> {
+    const backend = this.#backend;
+    if (backend instanceof LibraryMissing) return;
+    const missing = requests
+      .map((request) => ({ source: request.source, ...this.#entry(request) }))
+      .filter(({ key }) => this.#cache.find(key, backend.identity) === null);
+    if (missing.length === 0) return;
+    const total = this.#compiled + missing.length;
+    const { progress } = this.#options;
+    const file = await workerFile(new URL('./compile-thread.js', import.meta.url));
+    const compileInThread = async (): Promise<void> => {
+      const worker = new Worker(file, { name: 'trefoil-compile' });
+      try {
+        for (let next = missing.shift(); next !== undefined; next = missing.shift()) {
+          const { key, source, flags } = next;
+          progress?.begin(kernelName(source), this.#compiled, total);
+          this.#compiled += 1;
+          await this.#cache.storeAsync(key, backend.identity, async (path) =>
+            writeFileSync(path, await compileIn(worker, { source, flags })),
+          );
+        }
+      } finally {
+        missing.length = 0; // after an error no other one is begun
+        await worker.terminate();
+      }
+    };
+    try {
+      const threads = Math.min(availableParallelism(), missing.length);
+      await Promise.all(Array.from({ length: threads }, compileInThread));
+    } finally {
+      progress?.end();
+    }
+  }
+
+  /** The cache entry of a request, and the compiler's flags. */
+  #entry({ source, macros }: KernelRequest): { readonly key: string; readonly flags: readonly string[] } {
+    const defined = Object.entries(macros).map(([name, value]) => `-D${name}=${value}`);
+    const flags = ['-std=c++17', `-arch=${this.target}`, `-I${HERE}`, `-I${dirname(source)}`, ...defined.sort()];
+    return { key: kernelKey([sourceWithHeaders(source, HERE), this.target, defined.join(' ')]), flags };
   }
 
   #compile(key: string, backend: CudaBackend, source: string, flags: readonly string[]): string {
@@ -219,6 +274,18 @@ export class CudaCompiler {
       progress?.end();
     }
   }
+}
+
+function compileIn(worker: Worker, task: CompileTask): Promise<Uint8Array> {
+  return new Promise((resolve, reject) => {
+    worker.once('error', reject);
+    worker.once('message', (answer: CompileAnswer) => {
+      worker.off('error', reject);
+      if ('code' in answer) resolve(answer.code);
+      else reject(new TrefoilError(answer.message, answer.exitCode));
+    });
+    worker.postMessage(task);
+  });
 }
 
 /** `ops/rmsnorm` for src/ops/rmsnorm/cuda.cu. */

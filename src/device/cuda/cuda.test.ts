@@ -81,6 +81,41 @@ describe('the CUDA compiler', () => {
     expect(Buffer.from(newer.cubin(source, { OFFSET: 1 })).toString()).toBe('newer code');
   });
 
+  it('compiles several at once, and what is compiled already not again', async (context) => {
+    if (missing) return context.skip(missing);
+    const begun: (readonly [number, number | null])[] = [];
+    const progress = {
+      begin: (_: string, compiled: number, total: number | null) => void begun.push([compiled, total]),
+      end: () => {},
+    };
+    const compiler = new CudaCompiler(90, findBackend(), { cache: join(folder, 'several'), progress });
+    const source = fileURLToPath(ARGUMENTS);
+    const requests = [1, 2, 3].map((offset) => ({ source, macros: { OFFSET: offset } }));
+    const first = compiler.cubin(source, { OFFSET: 1 });
+    await compiler.compileAll(requests);
+    await compiler.compileAll(requests);
+    const expected = [
+      [0, null],
+      [1, 3],
+      [2, 3],
+    ];
+    expect(begun).toEqual(expected);
+    const codes = requests.map(({ macros }) => Buffer.from(compiler.cubin(source, macros)).toString('latin1'));
+    expect(begun).toEqual(expected);
+    expect(codes[0]).toBe(Buffer.from(first).toString('latin1'));
+    expect(new Set(codes).size).toBe(3);
+    for (const code of codes) expect(code.slice(1, 4)).toBe('ELF');
+  });
+
+  it('names the error of an invalid source among several', async (context) => {
+    if (missing) return context.skip(missing);
+    const compiler = new CudaCompiler(90, findBackend(), { cache: join(folder, 'invalid') });
+    const source = fileURLToPath(ARGUMENTS);
+    const requests = [1, 'nothing_by_that_name', 3].map((offset) => ({ source, macros: { OFFSET: offset } }));
+    const message = /could not compile .*arguments\.cu.*nothing_by_that_name/;
+    await expect(compiler.compileAll(requests)).rejects.toThrow(message);
+  });
+
   it('reports the first error of an invalid source', (context) => {
     if (missing) return context.skip(missing);
     const compiler = new CudaCompiler(90, findBackend(), { cache: folder });

@@ -184,8 +184,8 @@ describe('a text', () => {
 
 it('runs once before the first request, and keeps no page', async () => {
   await withEngine(sparse, {}, async (engine) => {
-    engine.warmUp();
-    expect(engine.stats().pageBytes).toBe(0);
+    await engine.warmUp();
+    expect(engine.stats()).toMatchObject({ pageBytes: 0, reservedBytes: 0, prefixQueries: 0 });
   });
 });
 

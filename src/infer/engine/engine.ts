@@ -182,7 +182,7 @@ class BatchEngine implements Engine {
     return cancel;
   }
 
-  warmUp(): void {
+  async warmUp(): Promise<void> {
     this.#warmUpHost();
     const { tile, idleTile } = this.#options;
     const isGpu = this.#source.model.device.kind === 'cuda';
@@ -197,6 +197,10 @@ class BatchEngine implements Engine {
     } finally {
       sequence.free();
     }
+    const prompt = new Int32Array(1); // as servers submit it: code is compiled for what it has seen
+    for (const temperature of [0, 1])
+      for await (const _ of this.submit({ prompt, maxNewTokens: 2, sampling: { temperature } }));
+    await this.#prefixes?.warmUp();
   }
 
   /** What the host does with a long prompt and with logits, until it is compiled: a first request would take many times as long. */

@@ -91,8 +91,8 @@ export interface Engine {
   submit(request: EngineRequest): AsyncIterable<EngineEvent>;
   /** As `submit`, with events that go to `sink` as they happen. Returns a function that cancels the request. */
   listen(request: EngineRequest, sink: EventSink): () => void;
-  /** Runs the model once, so that the first request does not wait for kernels to be compiled and loaded. */
-  warmUp(): void;
+  /** Runs the model and answers a request of one token, so that the first request does not wait for code to be compiled. */
+  warmUp(): Promise<void>;
   /** Requests, memory and cache hits now. */
   stats(): EngineStats;
   /** Cancels all requests, completes the files of `prefixCacheDir` and frees the cache. The model is the caller's. */

@@ -200,13 +200,22 @@ export class PrefixCache {
     const file = await files?.open(key, (from) => (from === length ? bytes.length : Number.NaN));
     if (!files || !file) return null;
     const isRead = await file.read(bytes, 0);
-    await file.close();
-    if (isRead && hostChecksum(bytes) === file.sum) {
+    const closed = file.close();
+    const isSound = isRead && hostChecksum(bytes) === file.sum;
+    await closed;
+    if (isSound) {
       this.keepLogits(name, length, logits); // notes the time of use
       return logits;
     }
     if (isRead) await files.discard(key);
     return null;
+  }
+
+  /** Lists the folder and looks for a file, which starts the threads that read files, and counts queries from 0 again. */
+  async warmUp(): Promise<void> {
+    await this.files?.list();
+    await this.loadLogits(this.name('', [], []), 0, 1);
+    this.queries = 0;
   }
 
   /** Has the logits after a prompt of `length` tokens written. */

@@ -341,6 +341,17 @@ describe('the folder', () => {
     expect(readdirSync(folder).filter((name) => name.startsWith('.'))).toEqual([]);
   });
 
+  it('is measured before the first request', async () => {
+    await asked({ prompt: text(300, 1) });
+    const size = allFiles().reduce((sum, path) => sum + statSync(path).size, 0);
+    const { stats } = await restart(async (engine) => {
+      await engine.warmUp();
+      return {};
+    });
+    expect(stats.prefixFileBytes).toBe(size);
+    expect(size).toBeGreaterThan(0);
+  });
+
   it('loses unfinished files that a killed process left', async () => {
     mkdirSync(folder);
     const left = join(folder, `.${'a'.repeat(64)}-${'b'.repeat(16)}`);

@@ -49,6 +49,13 @@ export interface OpenPrefixFile {
   close(): Promise<void>;
 }
 
+/** A file and the time of its last use [s since 1970]. */
+interface StoredFile {
+  readonly path: string;
+  readonly size: number;
+  readonly at: number;
+}
+
 export class PrefixFiles {
   readonly #folder: string;
   readonly #most: number;
@@ -83,8 +90,8 @@ export class PrefixFiles {
     if (!handle) return null;
     const head = Buffer.alloc(HEAD_BYTES);
     const facts = await this.#attempt(async () => {
-      await readFully(handle, head, 0);
-      return handle.stat();
+      const [stats] = await Promise.all([handle.stat(), readFully(handle, head, 0)]);
+      return stats;
     });
     const sum = head.readBigUInt64LE(SUM_AT);
     const from = Number(head.readBigUInt64LE(FROM_AT));
@@ -144,13 +151,11 @@ export class PrefixFiles {
     if (usedAt <= this.#refusedUpTo) return false;
     const fits = () => this.#bytes + bytes <= this.#most;
     if (fits() && this.#writtenSinceListing <= this.#most * LISTED_EVERY) return true;
-    const files = (await this.#attempt(() => this.#list())) ?? [];
-    this.#bytes = files.reduce((sum, { size }) => sum + size, 0);
-    this.#writtenSinceListing = 0;
+    const files = await this.list();
     if (fits()) return true;
     // A little more than needed, so that not every write lists the folder.
     const target = this.#most * (1 - LISTED_EVERY) - bytes;
-    for (const { path, size, at } of files.sort((a, b) => a.at - b.at)) {
+    for (const { path, size, at } of [...files].sort((a, b) => a.at - b.at)) {
       if (this.#bytes <= target || at >= usedAt) break;
       if ((await this.#attempt(() => rm(path, { force: true }).then(() => true))) === null) continue;
       this.#bytes -= size;
@@ -159,8 +164,16 @@ export class PrefixFiles {
     return fits();
   }
 
-  async #list(): Promise<{ path: string; size: number; at: number }[]> {
-    const files = [];
+  /** The files, and notes their size. */
+  async list(): Promise<readonly StoredFile[]> {
+    const files = (await this.#attempt(() => this.#find())) ?? [];
+    this.#bytes = files.reduce((sum, { size }) => sum + size, 0);
+    this.#writtenSinceListing = 0;
+    return files;
+  }
+
+  async #find(): Promise<StoredFile[]> {
+    const files: StoredFile[] = [];
     for (const name of await readdir(this.#folder)) {
       const path = join(this.#folder, name);
       const isEntry = name.endsWith(EXTENSION);
