@@ -10,7 +10,7 @@ import type { Tensor } from '../../../tensor/tensor.js';
 import type { SparseInputs } from '../nsa.js';
 import type { FusedBatch } from './code.js';
 import type { ForwardResults } from './forward.js';
-import { JOINT_FROM, packedTileBytes, querySumRows, rowLanes } from './plan.js';
+import { packedTileBytes, querySumRows, rowLanes } from './plan.js';
 
 export type GradientName = keyof SparseInputs;
 export type Gradients = Readonly<Record<GradientName, Tensor>>;
@@ -43,10 +43,10 @@ export interface BackwardPath {
 
 export function backwardPath(
   batch: FusedBatch,
-  options: { readonly deterministic?: boolean; readonly jointFrom?: number },
+  options: { readonly deterministic?: boolean; readonly joint?: boolean },
 ): BackwardPath {
-  const { deterministic: ordered = false, jointFrom = JOINT_FROM } = options;
-  return { ordered, joint: !ordered && batch.hasJoint && batch.plan.longest >= jointFrom };
+  const { deterministic: ordered = false, joint = true } = options;
+  return { ordered, joint: joint && !ordered && batch.hasJoint };
 }
 
 export function allocateBackward(tape: Tape, batch: FusedBatch, { ordered, joint }: BackwardPath): BackwardScratch {

@@ -3,7 +3,7 @@
  * allocate.
  */
 import type { SelectedPath } from './forward.js';
-import { type FusedShape, hasJoint, JOINT_FROM, packedTileBytes, planBatch, querySumRows } from './plan.js';
+import { type FusedShape, hasJoint, packedTileBytes, planBatch, querySumRows } from './plan.js';
 
 const BF16 = 2;
 const FLOAT = 4;
@@ -43,7 +43,7 @@ export function fusedBytes(
   const parts = Math.max(plan.compressedChunks * keys, plan.backwardItems * lSel);
   const sums = FLOAT * (dk + dv) * (options.deterministic ? parts : keys + plan.tokens * groups);
   // As on a GPU that has the kernel; elsewhere it is a little less.
-  const joint = !options.deterministic && plan.longest >= JOINT_FROM && hasJoint(shape, BUILD, 90);
+  const joint = !options.deterministic && hasJoint(shape, BUILD, 90);
   const querySums = joint ? FLOAT * querySumRows(plan, shape) * dk : 0;
   return {
     kept: INT * (plan.choices + 2 * (plan.lists + 1) + 2 * plan.backwardItems),

@@ -221,7 +221,7 @@ describe('the fused kernels', () => {
     ['v1', { kernel: 'v1' }],
     ['union', { path: 'union' }],
     ['outer', { path: 'outer' }],
-    ['joint', { jointFrom: 0 }],
+    ['apart', { joint: false }],
     ['deterministic', { deterministic: true }],
     ['deterministic outer', { deterministic: true, path: 'outer' }],
     ['mma.sync', { mmaSync: true }],
@@ -239,7 +239,7 @@ describe('the fused kernels', () => {
     { name: 'one head a group', lengths: [700, 1100], heads: heads(2, 2, 64), sparse: { ...PAPER, l: 16, d: 8 } },
   ];
   it.each(JOINT)('equal the reference, compressed and window gradients by one kernel: $name', async (example) => {
-    await expectReference(example, { jointFrom: 0 });
+    await expectReference(example);
   });
 
   it.each([1, 63, 64, 65, 150, 500, 699])('give the tokens from %i on the bits of the whole sequence', (start) => {

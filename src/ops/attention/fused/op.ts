@@ -44,10 +44,10 @@ export interface FusedOptions {
   /** Path of the selected branch; by default the device chooses. */
   readonly path?: SelectedPath;
   /**
-   * Longest sequence from which one kernel computes the gradients of the compressed and the window branch, where there
-   * is one; not in deterministic mode.
+   * False: no use of the kernel that computes all gradients of the compressed and the window branch. It runs where there
+   * is one, but not in deterministic mode.
    */
-  readonly jointFrom?: number;
+  readonly joint?: boolean;
   /** Tensor-core products by mma.sync instead of Hopper's wgmma. Other GPUs always use mma.sync. */
   readonly mmaSync?: boolean;
 }

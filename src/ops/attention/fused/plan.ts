@@ -236,12 +236,9 @@ export function batchRefusal(
 }
 
 /**
- * Longest sequence from which one kernel computes all gradients of the compressed and the window branch: five products
- * instead of seven, but sums of the queries' gradient in fp32 that must be cleared and read.
+ * Whether one kernel can compute all gradients of the compressed and the window branch, five products instead of seven
+ * and sums of the queries' gradient in fp32. It exists for Hopper and heads of 64 only.
  */
-export const JOINT_FROM = 0;
-
-/** Whether that kernel exists: it has no other form. */
 export function hasJoint({ heads, sparse }: FusedShape, build: FusedBuild, architecture: number): boolean {
   return architecture === 90 && !build.mmaSync && heads.dk === 64 && heads.dv === 64 && sparse.lSel === 64;
 }
