@@ -136,7 +136,8 @@ function page(isCheck) {
   const parts = {
     corpus: corpusTable(run),
     training: trainingTable(run),
-    seeds: seedTable(seeds),
+    seeds: seedTable(seeds, 200),
+    time: seedTable(seeds, 490),
     positions: positionTable(run),
     branches: branchTable(run),
     gates: gateTable(run),
@@ -272,27 +273,27 @@ function trainingTable({ validation_loss: rows, steps, tokens, tokens_per_s: spe
   ].join('\n');
 }
 
-function seedTable({ runs }) {
-  const lossOf = (attention, seed) =>
-    runs.find((run) => run.attention === attention && run.seed === seed && run.steps === 200)?.val_loss.at(-1)[1];
-  const all = [1, 2, 3].map((seed) => ({ seed, nsa: lossOf('nsa', seed), dense: lossOf('dense', seed) }));
-  const show = (value) => value?.toFixed(3) ?? 'not kept';
-  const rows = all.map(({ seed, nsa, dense }) => [
-    ...[seed, show(nsa), show(dense)],
-    nsa === undefined || dense === undefined ? '' : (nsa - dense).toFixed(3),
-  ]);
-  if (all.every(({ nsa, dense }) => nsa !== undefined && dense !== undefined)) {
+/** Validation loss after 200 steps with dense attention, and `sparseSteps` with NSA, of the seeds that have both. */
+function seedTable({ runs }, sparseSteps) {
+  const lossOf = (attention, steps, of) =>
+    runs.find((run) => run.attention === attention && run.seed === of && run.steps === steps)?.val_loss.at(-1)[1];
+  const all = [1, 2, 3]
+    .map((seed) => ({ seed, nsa: lossOf('nsa', sparseSteps, seed), dense: lossOf('dense', 200, seed) }))
+    .filter(({ nsa, dense }) => nsa !== undefined && dense !== undefined);
+  const rows = all.map(({ seed, nsa, dense }) => [seed, ...[nsa, dense, nsa - dense].map((value) => value.toFixed(3))]);
+  if (all.length > 1) {
     const spread = (values) => {
       const middle = mean(values);
       const deviation = Math.sqrt(values.reduce((sum, value) => sum + (value - middle) ** 2, 0) / (values.length - 1));
       return `${middle.toFixed(3)} ± ${deviation.toFixed(3)}`;
     };
+    const column = (value) => spread(all.map(value));
     rows.push([
-      ...['mean ± deviation', spread(all.map(({ nsa }) => nsa)), spread(all.map(({ dense }) => dense))],
-      spread(all.map(({ nsa, dense }) => nsa - dense)),
+      'mean ± deviation',
+      ...[column(({ nsa }) => nsa), column(({ dense }) => dense), column(({ nsa, dense }) => nsa - dense)],
     ]);
   }
-  return table(['seed', 'NSA', 'dense', 'difference'], rows);
+  return table(['seed', `NSA, ${sparseSteps} steps`, 'dense, 200 steps', 'difference'], rows);
 }
 
 function positionTable({ branches: [positions], settings }) {
