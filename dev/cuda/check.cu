@@ -307,6 +307,14 @@ int main(int argc, char** argv) {
       worst[name] = std::max(worst[name], error);
       if (!(error <= 3e-3) && den > 1e-6 * a.size()) printf("  FAIL %s %.3g\n", name, error), failures++;
     };
+    if (b.has_joint()) {
+      const auto dq = b.dq16.get(), dkw = b.dkw.get(), dvw = b.dvw.get();
+      for (auto* x : {&b.dq16, &b.dkw, &b.dvw, &b.dkc16, &b.dvc16}) x->poison();
+      b.clear(), b.joint(), b.selected_backward(), b.selected_query(true), b.round(), sync("joint");
+      agree("joint dq", dq, b.dq16.get());
+      agree("joint dk_win", dkw, b.dkw.get()), agree("joint dv_win", dvw, b.dvw.get());
+      agree("joint dk_cmp", dkc16, b.dkc16.get()), agree("joint dv_cmp", dvc16, b.dvc16.get());
+    }
     agree("ordered dk_cmp", dkc16, ordered[0]), agree("ordered dv_cmp", dvc16, ordered[1]),
         agree("ordered dk_sel", dks16, ordered[2]), agree("ordered dv_sel", dvs16, ordered[3]);
     if (getenv("LARGE")) {

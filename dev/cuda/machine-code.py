@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 SHAPE = "HEADS=12 GROUPS=2 DK=64 DV=64 CMP_L=32 CMP_D=16 SEL_L=64 SEL_N=16 WINDOW=512"
-FUSED = ["compressed", "select", "selected", "window", "combine", "dense"]
+FUSED = ["compressed", "select", "selected", "window", "combine", "dense", "joint"]
 BRANCHES = ["compressed", "select", "selected", "window", "dense"]
 SOURCES = (
     [(f"fused/{name}.cu", SHAPE) for name in FUSED]

@@ -71,6 +71,14 @@ struct Kernels {
     for (const char* op : {"compressed", "select", "selected", "window", "combine"})
       CUDA(cudaLibraryLoadFromFile(&libraries[op], (dir + "/" + op + ".cubin").c_str(), nullptr, nullptr, 0, nullptr,
                                    nullptr, 0));
+    CUDA(cudaLibraryLoadFromFile(&libraries["joint"], (dir + "/joint.cubin").c_str(), nullptr, nullptr, 0, nullptr,
+                                 nullptr, 0));
+  }
+  bool has(const char* op, const char* name) {
+    cudaKernel_t k;
+    const bool found = cudaLibraryGetKernel(&k, libraries[op], name) == cudaSuccess;
+    cudaGetLastError();
+    return found;
   }
   int number(const char* op, const char* name) {
     void* p;
@@ -112,6 +120,7 @@ struct Batch {
       dks16, dvs16, dkw, dvw;
   Buffer<float> gates, lc, ls, lw, partial_lse, d_gates, delta, shift, dkc, dvc, dks, dvs, dkc_parts, dvc_parts,
       dks_parts, dvs_parts;
+  Buffer<float> sums;  // of dQ, where one kernel computes the gradients of two branches
   Buffer<uint32_t> lists;
   Buffer<unsigned char> pc, ps, pw;  // packed keys and values of the branches
   std::map<std::string, int> numbers;
@@ -187,7 +196,7 @@ struct Batch {
     for (auto* b : {&gates, &lc, &ls, &lw, &partial_lse, &d_gates, &delta, &shift, &dkc, &dvc, &dks, &dvs, &dkc_parts,
                     &dvc_parts, &dks_parts, &dvs_parts})
       b->drop();
-    lists.drop(), pc.drop(), ps.drop(), pw.drop();
+    sums.drop(), lists.drop(), pc.drop(), ps.drop(), pw.drop();
   }
   int tiles(int per) const {  // upper bound of tiles of `per` packed rows
     int n = 0;
@@ -332,10 +341,24 @@ struct Batch {
               number("compressed", "compressed_window_query_gradient_shared"), q.p, pc.p, pw.p, d_out.p, shift.p,
               delta.p, dq16.p, d_cu.p, B);
   }
-  void selected_query() {
+  // Gradients of the compressed and the window branch by one kernel, where the build has it
+  bool has_joint() { return k->has("joint", "joint_gradients"); }
+  void joint() {
+    if (!sums.p) sums.make((size_t)NB * 64 * s.H * s.Dk);
+    sums.zero(k->stream);
+    const int keys = number("joint", "joint_gradients_keys"), chunk = number("joint", "joint_gradients_chunk"),
+              chunks = (longest + chunk - 1) / chunk;
+    int tiles_ = 0;
+    for (int b = 0; b < B; b++) tiles_ += (cu_cmp[b + 1] - cu_cmp[b] + keys - 1) / keys;
+    k->launch("joint", "joint_gradients", dim3((tiles_ * chunks + token_tiles(keys)) * s.G),
+              number("joint", "joint_gradients_threads"), number("joint", "joint_gradients_shared"), q.p, d_out.p,
+              shift.p, delta.p, kc.p, vc.p, dkc.p, dvc.p, kw.p, vw.p, dkw.p, dvw.p, sums.p, d_cu.p, d_cmp.p, d_blocks.p,
+              B, tiles_, chunks);
+  }
+  void selected_query(bool joint = false) {
     const int lanes_ = s.Dk <= 32 ? 4 : s.Dk <= 64 ? 8 : s.Dk <= 128 ? 16 : 32;
     k->launch("selected", "selected_query_gradient", dim3((unsigned)((rows() * lanes_ + 255) / 256)), 256, 0, dq16.p,
-              shares.p, selected.p, T);
+              shares.p, selected.p, T, joint ? sums.p : (float*)nullptr, d_cu.p, d_blocks.p, B);
   }
   void round() {
     const size_t all = dkc.n + dvc.n + dks.n + dvs.n;

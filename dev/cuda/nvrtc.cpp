@@ -32,7 +32,7 @@ int main(int argc, char** argv) {
   FUNCTION(const char*, nvrtcGetErrorString, nvrtcResult);
   int failures = 0;
   double total = 0;
-  for (const char* op : {"compressed", "select", "selected", "window", "combine"}) {
+  for (const char* op : {"compressed", "select", "selected", "window", "combine", "joint"}) {
     const std::string path = std::string("src/ops/attention/fused/") + op + ".cu";
     std::stringstream text;
     text << std::ifstream(path).rdbuf();

@@ -32,7 +32,7 @@ wanted() { [ -z "${ONLY:-}" ] || [[ " $ONLY " == *" $1 "* ]]; }  # ONLY="default
 flags() { echo "-DHEADS=$1 -DGROUPS=$2 -DDK=$3 -DDV=$4 -DCMP_L=$5 -DCMP_D=$6 -DSEL_L=$7 -DSEL_N=$8 -DWINDOW=$9"; }
 cubins() {  # name, flags
   mkdir -p $out/$1
-  for op in compressed select selected window combine; do
+  for op in compressed select selected window combine joint; do
     echo "nvcc -std=c++17 -cubin $arch -Xptxas -v -lineinfo -Isrc/device/cuda $2 -o $out/$1/$op.cubin src/ops/attention/fused/$op.cu > $out/$1/$op.log 2>&1 || { echo FAILED $1/$op; grep error $out/$1/$op.log; }"
   done
 }

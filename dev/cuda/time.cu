@@ -205,6 +205,12 @@ int main(int argc, char** argv) {
           b.compressed_window_query(), b.selected_query(), b.round();
     });
     b.make_parts();
+    if (b.has_joint()) {
+      show("joint", [&] { b.joint(); });
+      show("backward joint", [&] {
+        b.prepare(), b.clear(), b.joint(), b.selected_backward(), b.selected_query(true), b.round();
+      });
+    }
     show("ordered cmp", [&] { b.compressed_backward(true); });
     show("ordered cmp sum", [&] { b.compressed_sum(); });
     show("ordered sel", [&] { b.selected_backward(true); });

@@ -8,7 +8,7 @@
 import { cudaRuntime } from '../device/cuda/runtime.js';
 import { AttentionCounters } from '../ops/attention/counters.js';
 import { denseAttention } from '../ops/attention/dense/op.js';
-import { allocateBackward, FusedBackward, type Gradients } from '../ops/attention/fused/backward.js';
+import { allocateBackward, backwardPath, FusedBackward, type Gradients } from '../ops/attention/fused/backward.js';
 import { FusedBatch } from '../ops/attention/fused/code.js';
 import { denseRefusal, fusedDenseAttention } from '../ops/attention/fused/dense.js';
 import { allocateRanked, allocateResults, allocateScratch, FusedForward } from '../ops/attention/fused/forward.js';
@@ -92,7 +92,7 @@ export function fusedSubjects(
   const gradients = Object.fromEntries(
     Object.entries(inputs).map(([name, tensor]: [string, Tensor]) => [name, tape.empty(tensor.shape, tensor.dtype)]),
   ) as unknown as Gradients;
-  const backwardScratch = allocateBackward(tape, batch, ordered);
+  const backwardScratch = allocateBackward(tape, batch, backwardPath(batch, options));
   const backward = new FusedBackward(batch, inputs, results, backwardScratch, dOut, gradients);
   backward.run(ordered);
   const { attention_outer } = counters.read();
@@ -110,7 +110,7 @@ export function fusedSubjects(
     backward: runBackward && { start: repeatable(runBackward), resultBytes: 0, heldBytes: bytes(heldBackward) },
   });
   const { packedCmp, packedSel, packedWin, ...listing } = scratch;
-  const { shares, keySums, valueSums, delta, shift } = backwardScratch;
+  const { shares, keySums, valueSums, querySums, delta, shift } = backwardScratch;
   const rowWeights = [delta, shift];
   return [
     part(
@@ -120,10 +120,17 @@ export function fusedSubjects(
         forward.compressed();
       },
       () => {
-        backward.compressedKeys(ordered);
-        backward.streamedQueries(); // of the window too
+        if (querySums)
+          backward.streamed(querySums); // of the window too
+        else {
+          backward.compressedKeys(ordered);
+          backward.streamedQueries();
+        }
       },
-      [[packedCmp], [backwardScratch.packedCmp, backwardScratch.packedWin, keySums, valueSums, ...rowWeights]],
+      [
+        [packedCmp],
+        [backwardScratch.packedCmp, backwardScratch.packedWin, keySums, valueSums, querySums, ...rowWeights],
+      ],
     ),
     part('score', () => ranking.select(), null, [[scratch.counts, scratch.ranks], []]),
     part(

@@ -209,13 +209,8 @@ export class DeviceDecoder {
   }
 
   #create(sequences: readonly CachedSequence[], longest: number): RecordedStep {
-    let context = FIRST_CONTEXT;
-    while (context < longest + HEADROOM) context *= 2;
-    // Scores in shared memory are worth less room, and as little of it as possible: the L1 cache has the rest.
     const shared = decodeStepSharedContext(this.#model, sequences.length, this.#options.cluster);
-    const least = SHARED_STEP * Math.ceil((longest + HEADROOM) / SHARED_STEP);
-    if (context > shared && least <= shared) context = least;
-    context = Math.max(longest, Math.min(context, this.#mostContext(sequences)));
+    const context = stepCapacity(longest, shared, this.#mostContext(sequences));
     const { graph: _, ...options } = this.#options;
     const step = new DecodeStep(this.#model, this.#cache, sequences.length, { ...options, context });
     return { step, hasRun: false, graph: null, lengths: [], addresses: new Map() };
@@ -264,6 +259,18 @@ export class DeviceDecoder {
     this.#slack = 0;
     this.#sequences = [];
   }
+}
+
+/**
+ * Tokens of context that a step is made for whose longest sequence has `longest`: `shared` keep all scores in shared memory,
+ * `most` are possible. Scores in shared memory are worth less room, and then as little as possible: the L1 cache has the rest.
+ */
+export function stepCapacity(longest: number, shared: number, most: number): number {
+  let context = FIRST_CONTEXT;
+  while (context < longest + HEADROOM) context *= 2;
+  const least = SHARED_STEP * Math.ceil((longest + HEADROOM) / SHARED_STEP);
+  if (context > shared && least <= shared) context = least;
+  return Math.max(longest, Math.min(context, most));
 }
 
 /** Tokens of the longest sequence after one more step. */

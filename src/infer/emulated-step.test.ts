@@ -4,7 +4,7 @@ import { afterAll, describe, expect, it } from 'vitest';
 import { DecodeCache } from '../model/cache.js';
 import { EmulatedCuda } from '../testing/emulated-cuda.js';
 import { randomValues } from '../testing/numbers.js';
-import { DeviceDecoder, deviceDecoderRefusal } from './device-decoder.js';
+import { DeviceDecoder, deviceDecoderRefusal, stepCapacity } from './device-decoder.js';
 import { Comparison } from './testing/comparison.js';
 import { ReplayWeights, selectionOf } from './testing/step-replay.js';
 import { tinyConfig, tinyModel } from './testing/tiny-model.js';
@@ -21,6 +21,32 @@ const selectionOfRow = (decoder: DeviceDecoder, row: number) => {
   const { selected } = decoder.step!;
   return selectionOf(selected.read(), selected.shape, row);
 };
+
+describe('the tokens of context that a step is made for', () => {
+  const [shared, most] = [118_784, 1_500_000];
+
+  it('doubles, with room for a while', () => {
+    expect(stepCapacity(1, shared, most)).toBe(8192);
+    expect(stepCapacity(8192 - 1024, shared, most)).toBe(8192);
+    expect(stepCapacity(8192 - 1023, shared, most)).toBe(16_384);
+    expect(stepCapacity(40_000, shared, most)).toBe(65_536);
+  });
+
+  it('is as small as possible where twice as much would not leave scores in shared memory', () => {
+    expect(stepCapacity(65_536, shared, most)).toBe(69_632);
+    expect(stepCapacity(69_632 - 1024, shared, most)).toBe(69_632);
+    expect(stepCapacity(69_632 - 1023, shared, most)).toBe(73_728);
+    expect(stepCapacity(shared - 1024, shared, most)).toBe(shared);
+    expect(stepCapacity(65_536, 200_000, most)).toBe(131_072);
+  });
+
+  it('doubles where scores do not fit into shared memory anyway, up to what is possible', () => {
+    expect(stepCapacity(shared - 1023, shared, most)).toBe(131_072);
+    expect(stepCapacity(65_536, 0, most)).toBe(131_072);
+    expect(stepCapacity(1_200_000, shared, most)).toBe(most);
+    expect(stepCapacity(most + 1, shared, most)).toBe(most + 1);
+  });
+});
 
 describe('a step on an emulated GPU', () => {
   it('equals float64', async () => {

@@ -82,6 +82,10 @@ export function exportedBy(shape: FusedShape): (name: string) => number {
     select_blocks_tokens: 64 / scoringSplit(shape.heads),
     select_blocks_threads: scoringSplit(shape.heads) > 1 ? 256 + 128 / scoringSplit(shape.heads) : 128,
     compressed_backward_chunk: 512,
+    joint_gradients_chunk: 1024,
+    joint_gradients_keys: 192,
+    joint_gradients_threads: 512,
+    joint_gradients_shared: 169_536,
     select_union_tokens: tokens,
     selected_union_tokens: tokens,
     step_attention_shared: 40_000,
@@ -89,9 +93,10 @@ export function exportedBy(shape: FusedShape): (name: string) => number {
   };
   return (name) => {
     const rows = name.includes('query_gradient') ? 192 : 128;
+    if (name in numbers) return numbers[name];
     if (name.endsWith('_rows')) return rows;
     if (name.endsWith('_threads')) return 2 * rows;
-    const value = numbers[name] ?? shared[name];
+    const value = shared[name];
     if (value === undefined) throw new Error(`no constant ${name}`);
     return value;
   };

@@ -48,6 +48,7 @@ const WAYS: Readonly<Record<string, SparseOptions>> = {
   v1: { kernel: 'v1' },
   union: { path: 'union' },
   outer: { path: 'outer' },
+  apart: { path: 'outer', joint: false },
   deterministic: { path: 'outer', deterministic: true },
   'mma.sync': { path: 'outer', mmaSync: true },
 };

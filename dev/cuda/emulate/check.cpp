@@ -1,6 +1,6 @@
 // compressed_forward, window_forward and compressed_window_query_gradient on the emulator against float64: outputs,
-// log-sum-exps, that a token's bits do not depend on later tokens, and dQ. run.py puts the kernels' sources in front of
-// this.
+// log-sum-exps, that a token's bits do not depend on later tokens, and gradients, also by joint_gradients. run.py puts
+// the kernels' sources in front of this.
 #include <algorithm>
 #include <random>
 
@@ -161,6 +161,64 @@ bool independent(const char* name, Batch b, bool is_window, const Result& before
   return same;
 }
 
+// Error of gradients relative to their norm
+double distance(const std::vector<double>& actual, const std::vector<double>& expected) {
+  double error = 0, norm = 0;
+  for (size_t i = 0; i < actual.size(); i++) {
+    if (!(std::fabs(actual[i]) < 1e30)) return INFINITY;
+    error += (actual[i] - expected[i]) * (actual[i] - expected[i]);
+    norm += expected[i] * expected[i];
+  }
+  return norm == 0 ? std::sqrt(error) : std::sqrt(error / norm);
+}
+
+// All gradients of both branches by joint_gradients: dQ, dK and dV of compressed, dK and dV of window.
+bool joint(const char* name, const Batch& b, const std::vector<bf16>& d_out, const std::vector<float>& shift,
+           const std::vector<float>& delta, const std::vector<double> (&expected)[5]) {
+  const int n = b.sequences;
+  std::vector<int> blocks = {0};
+  int cmp_tiles = 0, win_tiles = 0, longest = 0;
+  for (int s = 0; s < n; s++) {
+    const int length = b.cu[s + 1] - b.cu[s];
+    blocks.push_back(blocks.back() + (length + 63) / 64);
+    cmp_tiles += (b.cu_cmp[s + 1] - b.cu_cmp[s] + JOINT_KEYS - 1) / JOINT_KEYS;
+    win_tiles += (length + JOINT_KEYS - 1) / JOINT_KEYS;
+    longest = std::max(longest, length);
+  }
+  const int chunks = (longest + JOINT_CHUNK - 1) / JOINT_CHUNK;
+  std::vector<float> dk(b.k_cmp.size()), dv(b.v_cmp.size()), sums((size_t)blocks.back() * HEADS * 64 * 64);
+  std::vector<bf16> dk_win(b.k.size(), 0x7fc0), dv_win(b.v.size(), 0x7fc0);
+  const int grid = (cmp_tiles * chunks + win_tiles) * GROUPS;
+  if (!emulator::launch({grid, 1, 1}, joint_gradients_threads, 1, joint_gradients_shared + 2048, [&] {
+        joint_gradients(b.q.data(), d_out.data(), shift.data(), delta.data(), b.k_cmp.data(), b.v_cmp.data(), dk.data(),
+                        dv.data(), b.k.data(), b.v.data(), dk_win.data(), dv_win.data(), sums.data(), b.cu.data(),
+                        b.cu_cmp.data(), blocks.data(), n, cmp_tiles, chunks);
+      }))
+    return false;
+  std::vector<double> actual[5];
+  for (int s = 0; s < n; s++)
+    for (int t = 0; t < b.cu[s + 1] - b.cu[s]; t++)
+      for (int h = 0; h < HEADS; h++) {
+        const int r = t * HPG + h % HPG;
+        const float* tile = sums.data() + (((size_t)blocks[s] * HPG + r / 64) * GROUPS + h / HPG) * 4096;
+        for (int c = 0; c < DK; c++)
+          actual[0].push_back(tile[query_sum(r % 64, c - c % 2) + c % 2] / std::sqrt((double)DK));
+      }
+  actual[1].assign(dk.begin(), dk.end());
+  actual[2].assign(dv.begin(), dv.end());
+  for (bf16 x : dk_win) actual[3].push_back(emulator::from_bf16(x));
+  for (bf16 x : dv_win) actual[4].push_back(emulator::from_bf16(x));
+  bool right = true;
+  printf("%-10s %-28s error", "joint", name);
+  for (int i = 0; i < 5; i++) {
+    const double error = distance(actual[i], expected[i]);
+    right = right && error < 8e-3;
+    printf(" %.2e", error);
+  }
+  puts(right ? "" : " WRONG");
+  return right;
+}
+
 // dQ of both branches for random gradients, deltas and log-sum-exps near the true ones (they need not be consistent).
 bool gradients(const char* name, const Batch& b, const Result& cmp, const Result& win) {
   const size_t rows = (size_t)b.cu.back() * HEADS;
@@ -190,14 +248,15 @@ bool gradients(const char* name, const Batch& b, const Result& cmp, const Result
                      compressed_window_query_gradient(b.q.data(), pc.data(), pw.data(), d_out.data(), shift.data(),
                                                       delta.data(), dq.data(), b.cu.data(), n);
                    });
-  double error = 0, norm = 0;
-  bool right = true;
+  // dQ, and dK and dV of the compressed and of the window branch
+  std::vector<double> all[5] = {std::vector<double>(rows * DK), std::vector<double>(b.k_cmp.size()),
+                                std::vector<double>(b.v_cmp.size()), std::vector<double>(b.k.size()),
+                                std::vector<double>(b.v.size())};
   for (int s = 0; s < n; s++)
     for (int t = 0; t < b.cu[s + 1] - b.cu[s]; t++)
       for (int h = 0; h < HEADS; h++) {
         const size_t row = (size_t)(b.cu[s] + t) * HEADS + h;
         const int g = h / HPG;
-        double expected[DK] = {};
         for (int branch = 0; branch < 2; branch++) {
           const std::vector<bf16>&keys = branch ? b.k : b.k_cmp, &values = branch ? b.v : b.v_cmp;
           const int first = branch ? b.cu[s] : b.cu_cmp[s], from = branch ? std::max(0, t + 1 - WINDOW) : 0,
@@ -211,20 +270,21 @@ bool gradients(const char* name, const Batch& b, const Result& cmp, const Result
               slope += (double)emulator::from_bf16(d_out[row * DV + c]) * emulator::from_bf16(values[key * DV + c]);
             const double p = std::exp2(dot / std::sqrt((double)DK) * LOG2_E - shift[2 * branch * rows + row]);
             const double ds = p * (slope - delta[2 * branch * rows + row]) / std::sqrt((double)DK);
-            for (int c = 0; c < DK; c++) expected[c] += ds * emulator::from_bf16(keys[key * DK + c]);
+            for (int c = 0; c < DK; c++) {
+              all[0][row * DK + c] += ds * emulator::from_bf16(keys[key * DK + c]);
+              all[1 + 2 * branch][key * DK + c] += ds * emulator::from_bf16(b.q[row * DK + c]);
+            }
+            for (int c = 0; c < DV; c++)
+              all[2 + 2 * branch][key * DV + c] += p * emulator::from_bf16(d_out[row * DV + c]);
           }
         }
-        for (int c = 0; c < DK; c++) {
-          const double actual = emulator::from_bf16(dq[row * DK + c]);
-          if (!(std::fabs(actual) < 1e30)) right = false;
-          error += (actual - expected[c]) * (actual - expected[c]);
-          norm += expected[c] * expected[c];
-        }
       }
-  error = std::sqrt(error / norm);
-  right = right && error < 5e-3;
+  std::vector<double> actual;
+  for (bf16 x : dq) actual.push_back(emulator::from_bf16(x));
+  const double error = distance(actual, all[0]);
+  const bool right = error < 5e-3;
   printf("%-10s %-28s error %.2e %s\n", "dQ", name, error, right ? "" : "WRONG");
-  return right;
+  return joint(name, b, d_out, shift, delta, all) && right;
 }
 
 }  // namespace

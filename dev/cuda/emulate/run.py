@@ -1,4 +1,4 @@
-"""Runs the forward pass of the compressed and window branches and their dQ on the CPU's thread emulator and compares them
+"""Runs the forward pass of the compressed and window branches and their gradients on the CPU's thread emulator and compares them
 with float64: the mma.sync build, with fused multiply-add as on a GPU. Needs g++, no GPU.
 
     python3 dev/cuda/emulate/run.py [-DWINDOW=70 ...]
@@ -13,9 +13,10 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 FUSED = ("common.cuh", "matrix.cuh", "forward.cuh", "gradient.cuh", "window.cuh", "compressed.cu", "window.cu")
+JOINT = ["src/ops/attention/fused/" + name for name in ("backward.cuh", "query-sums.cuh", "joint.cu")]
 SOURCES = ["src/device/cuda/elements.cuh", "src/ops/attention/shape.cuh"] + ["src/ops/attention/fused/" + name for name in FUSED]
 # Many steps of 64 keys with few tokens, and rows that fill no tile.
-MACROS = ["-DHEADS=6", "-DGROUPS=2", "-DCMP_L=4", "-DCMP_D=2", "-DSEL_L=16", "-DWINDOW=150", "-DMMA_SYNC"]
+MACROS = ["-DHEADS=6", "-DGROUPS=2", "-DCMP_L=4", "-DCMP_D=2", "-DSEL_L=64", "-DWINDOW=150", "-DMMA_SYNC", "-DEMULATED", "-DJOINT_CHUNK=128"]
 
 # Functions written in PTX, and their replacements.
 REPLACED = {
@@ -26,7 +27,7 @@ REPLACED = {
     "u32 shared_address(const void* p)": "return (u32)((const char*)p - emulator::self().block->memory());",
     "void copy16(u32 to, const void* from, bool present)": "present ? (void)memcpy(emulator::at(to), from, 16) : (void)memset(emulator::at(to), 0, 16);",
     "void copy16(u32 to, const void* from) {": "memcpy(emulator::at(to), from, 16);",
-    "void copy4(u32 to, const void* from, bool present)": "abort();",
+    "void copy4(u32 to, const void* from, bool present)": "memcpy(emulator::at(to), from, 4);",
     "void copies_commit()": "",
     "void copies_wait()": "",
     "void barrier_init(u32 at, int arrivals)": "emulator::phases_init(at, arrivals);",
@@ -60,6 +61,7 @@ def without_backward(source):
 
 def main():
     source = "\n".join(without_backward((ROOT / name).read_text()) for name in SOURCES)
+    source += "\n".join((ROOT / name).read_text() for name in JOINT)
     source = re.sub(r'#include ".*"|#pragma once', "", source)
     for signature, body in REPLACED.items():
         source = replace_body(source, signature, body)

@@ -1,23 +1,25 @@
 /**
  * The backward pass of the fused attention core, kernel by kernel. Keys and values are the outer loop of their own
  * gradients; the queries' gradient is computed by a second pass with queries outer (compressed, window) or as shares
- * per selected block, so that no atomic additions are needed. The gate enters through the log-sum-exp, so dOut is
- * never scaled.
+ * per selected block, so that no atomic additions are needed. Where possible (`joint`) one kernel computes all of the
+ * compressed and the window branch instead and adds the queries' gradient up in fp32. The gate enters through the log-sum-exp, so dOut is never
+ * scaled.
  */
 import type { Tape } from '../../../tensor/tape.js';
 import type { Tensor } from '../../../tensor/tensor.js';
 import type { SparseInputs } from '../nsa.js';
 import type { FusedBatch } from './code.js';
 import type { ForwardResults } from './forward.js';
-import { packedTileBytes, rowLanes } from './plan.js';
+import { packedTileBytes, querySumRows, rowLanes } from './plan.js';
 
 export type GradientName = keyof SparseInputs;
 export type Gradients = Readonly<Record<GradientName, Tensor>>;
 
 /** Memory that only the backward pass needs. */
 export interface BackwardScratch {
-  readonly packedCmp: Tensor;
-  readonly packedWin: Tensor;
+  /** Null where `joint`. */
+  readonly packedCmp: Tensor | null;
+  readonly packedWin: Tensor | null;
   /** [3, T, H]: rowsum(dOut * branch), and the log-sum-exp in base 2 with the gate in it. */
   readonly delta: Tensor;
   readonly shift: Tensor;
@@ -29,24 +31,41 @@ export interface BackwardScratch {
    */
   readonly keySums: Tensor;
   readonly valueSums: Tensor;
+  /** fp32 sums of the queries' gradient of both branches that one kernel computes, or null. */
+  readonly querySums: Tensor | null;
 }
 
-export function allocateBackward(tape: Tape, batch: FusedBatch, deterministic: boolean): BackwardScratch {
+/** `joint`: one kernel for all gradients of the compressed and the window branch. */
+export interface BackwardPath {
+  readonly ordered: boolean;
+  readonly joint: boolean;
+}
+
+export function backwardPath(
+  batch: FusedBatch,
+  options: { readonly deterministic?: boolean; readonly joint?: boolean },
+): BackwardPath {
+  const { deterministic: ordered = false, joint = true } = options;
+  return { ordered, joint: joint && !ordered && batch.hasJoint };
+}
+
+export function allocateBackward(tape: Tape, batch: FusedBatch, { ordered, joint }: BackwardPath): BackwardScratch {
   const { plan, shape } = batch;
   const { heads, groups, dk, dv } = shape.heads;
   const { nSel, lSel } = shape.sparse;
   const tile = packedTileBytes(shape.heads) / 2;
   const keys = plan.compressed * groups;
   const parts = Math.max(plan.compressedChunks * keys, plan.backwardItems * lSel);
-  const rows = deterministic ? parts : keys + plan.tokens * groups;
+  const rows = ordered ? parts : keys + plan.tokens * groups;
   return {
-    packedCmp: tape.empty([plan.compressedTiles, tile], 'bf16'),
-    packedWin: tape.empty([plan.tokenTiles(64), tile], 'bf16'),
+    packedCmp: joint ? null : tape.empty([plan.compressedTiles, tile], 'bf16'),
+    packedWin: joint ? null : tape.empty([plan.tokenTiles(64), tile], 'bf16'),
     delta: tape.empty([3, plan.tokens, heads]),
     shift: tape.empty([3, plan.tokens, heads]),
     shares: tape.empty([plan.tokens, heads, nSel, dk], 'bf16'),
     keySums: tape.empty([rows, dk]),
     valueSums: tape.empty([rows, dv]),
+    querySums: joint ? tape.empty([querySumRows(plan, shape), dk]) : null,
   };
 }
 
@@ -82,10 +101,13 @@ export class FusedBackward {
   run(ordered: boolean): void {
     this.prepare();
     if (!ordered) this.clear();
-    this.compressedKeys(ordered);
+    if (this.scratch.querySums) this.streamed(this.scratch.querySums);
+    else {
+      this.compressedKeys(ordered);
+      this.windowKeys();
+      this.streamedQueries();
+    }
     this.selectedKeys(ordered);
-    this.windowKeys();
-    this.streamedQueries();
     this.selectedQueries();
     if (!ordered) this.round();
   }
@@ -94,6 +116,7 @@ export class FusedBackward {
   clear(): void {
     this.scratch.keySums.zero();
     this.scratch.valueSums.zero();
+    this.scratch.querySums?.zero();
   }
 
   /** The gates' gradient, and delta and shift of every row for the other kernels. */
@@ -106,6 +129,29 @@ export class FusedBackward {
       { grid: Math.ceil((batch.rows * lanes) / 256), block: 256 },
       ...[this.dOut, results.oCmp, results.oSel, results.oWin, inputs.gates],
       ...[results.lseCmp, results.lseSel, results.lseWin, into.gates, scratch.delta, scratch.shift, batch.plan.tokens],
+    );
+  }
+
+  /** The compressed and the window branch by one kernel, which adds the queries' gradient to sums. */
+  streamed(querySums: Tensor): void {
+    const { batch, inputs, scratch, into } = this;
+    const { plan, groups, tokenStarts, compressedStarts, blockStarts, sequences } = batch;
+    const constant = (what: string) => batch.constant('joint', `joint_gradients_${what}`);
+    const keys = plan.compressed * groups;
+    const tiles = plan.keyTiles(constant('keys'));
+    const chunks = Math.ceil(plan.longest / constant('chunk'));
+    batch.launch(
+      'joint',
+      'joint_gradients',
+      {
+        grid: (tiles * chunks + plan.tokenTiles(constant('keys'))) * groups,
+        block: constant('threads'),
+        shared: constant('shared'),
+      },
+      ...[inputs.q, this.dOut, scratch.shift, scratch.delta],
+      ...[inputs.kCmp, inputs.vCmp, this.#sums(0, keys, 'key', false), this.#sums(0, keys, 'value', false)],
+      ...[inputs.kWin, inputs.vWin, into.kWin, into.vWin, querySums],
+      ...[tokenStarts, compressedStarts, blockStarts, sequences, tiles, chunks],
     );
   }
 
@@ -182,17 +228,19 @@ export class FusedBackward {
   /** The queries' gradient of the compressed and of the window branch. */
   streamedQueries(): void {
     const { batch, inputs, scratch, into } = this;
-    batch.packCompressed(inputs.kCmp, inputs.vCmp, scratch.packedCmp);
-    batch.packWindow(inputs.kWin, inputs.vWin, scratch.packedWin);
+    const { packedCmp, packedWin } = scratch;
+    if (!packedCmp || !packedWin) throw new Error('no memory for packed keys: the joint kernel was to run');
+    batch.packCompressed(inputs.kCmp, inputs.vCmp, packedCmp);
+    batch.packWindow(inputs.kWin, inputs.vWin, packedWin);
     batch.launchTiles(
       'compressed',
       'compressed_window_query_gradient',
-      ...[inputs.q, scratch.packedCmp, scratch.packedWin, this.dOut, scratch.shift, scratch.delta, into.q],
+      ...[inputs.q, packedCmp, packedWin, this.dOut, scratch.shift, scratch.delta, into.q],
       ...[batch.tokenStarts, batch.sequences],
     );
   }
 
-  /** Adds the selected branch's. */
+  /** Adds the selected branch's, also to the others' sums where there are any. */
   selectedQueries(): void {
     const { batch, results, scratch, into } = this;
     const lanes = rowLanes(batch.shape.heads.dk);
@@ -201,6 +249,7 @@ export class FusedBackward {
       'selected_query_gradient',
       { grid: Math.ceil((batch.rows * lanes) / 256), block: 256 },
       ...[into.q, scratch.shares, results.selected, batch.plan.tokens],
+      ...[scratch.querySums, batch.tokenStarts, batch.blockStarts, batch.sequences],
     );
   }
 

@@ -3,12 +3,13 @@
  * allocate.
  */
 import type { SelectedPath } from './forward.js';
-import { type FusedShape, packedTileBytes, planBatch } from './plan.js';
+import { type FusedShape, hasJoint, packedTileBytes, planBatch, querySumRows } from './plan.js';
 
 const BF16 = 2;
 const FLOAT = 4;
 const INT = 4;
 const CHUNKS = { maxStretches: 128, forwardChunk: 128, backwardChunk: 512, ring: 4, compressedChunk: 512 };
+const BUILD = { queryMajor: false, mmaSync: false };
 /** Forced blocks: they are never part of a partial result. */
 const FORCED = 3;
 
@@ -41,11 +42,14 @@ export function fusedBytes(
   const keys = plan.compressed * groups;
   const parts = Math.max(plan.compressedChunks * keys, plan.backwardItems * lSel);
   const sums = FLOAT * (dk + dv) * (options.deterministic ? parts : keys + plan.tokens * groups);
+  // As on a GPU that has the kernel; elsewhere it is a little less.
+  const joint = !options.deterministic && hasJoint(shape, BUILD, 90);
+  const querySums = joint ? FLOAT * querySumRows(plan, shape) * dk : 0;
   return {
     kept: INT * (plan.choices + 2 * (plan.lists + 1) + 2 * plan.backwardItems),
     ranked: rows * (BF16 * dv + FLOAT) + INT * (2 * plan.choices + plan.lists * plan.stretches),
     forward: compressedAndWindow + packed * plan.blocks + lists + partial,
     // Two numbers of each branch for a row, and the queries' gradient of the selected branch by slot.
-    backward: compressedAndWindow + FLOAT * 6 * rows + BF16 * rows * dk * nSel + sums,
+    backward: (joint ? querySums : compressedAndWindow) + FLOAT * 6 * rows + BF16 * rows * dk * nSel + sums,
   };
 }

@@ -7,6 +7,7 @@ import {
   type FusedBuild,
   type FusedShape,
   fusedMacros,
+  hasJoint,
   headsPerGroup,
   planBatch,
   sharedLimit,
@@ -14,7 +15,7 @@ import {
   unionTokens,
 } from './plan.js';
 
-type Source = 'compressed' | 'select' | 'selected' | 'window' | 'combine';
+type Source = 'compressed' | 'select' | 'selected' | 'window' | 'combine' | 'joint';
 
 const SOURCES: Readonly<Record<Source, URL>> = {
   compressed: new URL('./compressed.cu', import.meta.url),
@@ -22,6 +23,7 @@ const SOURCES: Readonly<Record<Source, URL>> = {
   selected: new URL('./selected.cu', import.meta.url),
   window: new URL('./window.cu', import.meta.url),
   combine: new URL('./combine.cu', import.meta.url),
+  joint: new URL('./joint.cu', import.meta.url),
 };
 
 /** One batch: compiled code, counts, and the sequence offsets on the device. */
@@ -36,7 +38,7 @@ export class FusedBatch {
   readonly compressedStarts: Tensor;
   readonly blockStarts: Tensor;
   readonly sequences: number;
-  readonly #code: Record<Source, CudaCode>;
+  readonly #code: Record<Exclude<Source, 'joint'>, CudaCode> & { readonly joint: CudaCode | null };
 
   constructor(cuda: CudaRuntime, shape: FusedShape, build: FusedBuild, { tokens, blocks }: SparseLayout) {
     const union = unionTokens(shape, build, sharedLimit(cuda.architecture));
@@ -48,6 +50,7 @@ export class FusedBatch {
       selected: compile('selected'),
       window: compile('window'),
       combine: compile('combine'),
+      joint: hasJoint(shape, build, cuda.architecture) ? compile('joint') : null,
     };
     this.shape = shape;
     this.build = build;
@@ -67,6 +70,10 @@ export class FusedBatch {
     });
   }
 
+  /** Whether one kernel can compute all gradients of the compressed and the window branch. */
+  get hasJoint(): boolean {
+    return this.#code.joint !== null;
+  }
   get groups(): number {
     return this.shape.heads.groups;
   }
@@ -80,11 +87,17 @@ export class FusedBatch {
 
   /** Read from the compiled code once. */
   constant(source: Source, name: string): number {
-    return this.#code[source].constant(name);
+    return this.#compiled(source).constant(name);
   }
 
   launch(source: Source, name: string, shape: LaunchShape, ...values: LaunchArgument[]): void {
-    this.#code[source].launch(name, shape, ...values);
+    this.#compiled(source).launch(name, shape, ...values);
+  }
+
+  #compiled(source: Source): CudaCode {
+    const code = this.#code[source];
+    if (!code) throw new Error(`${source}.cu is not for this shape or GPU`);
+    return code;
   }
 
   /** A kernel that streams keys past tiles of rows: its EXPORTs give rows, threads and shared memory. */

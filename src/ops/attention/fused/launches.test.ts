@@ -92,8 +92,8 @@ describe('launches of the fused kernels', () => {
     const { forward, backward } = trace();
     expect(names(forward)).toEqual([...[...BEGINNING, 'selected_dense', 'selected_union', 'selected_outer']]);
     expect(names(backward)).toEqual([
-      ...['combine_backward', 'compressed_backward', 'selected_backward', 'window_backward', 'compressed_pack'],
-      ...['window_pack', 'compressed_window_query_gradient', 'selected_query_gradient', 'round_sums'],
+      ...['combine_backward', 'compressed_backward', 'window_backward', 'compressed_pack', 'window_pack'],
+      ...['compressed_window_query_gradient', 'selected_backward', 'selected_query_gradient', 'round_sums'],
     ]);
   });
 
@@ -119,6 +119,38 @@ describe('launches of the fused kernels', () => {
     expect(find(backward, 'selected_backward').values.at(-1)).toBe(1);
     expect(find(trace().backward, 'selected_backward').values.at(-1)).toBe(0);
     expect(names(trace({ deterministic: true }, { record: false }).forward)).not.toContain('select_sort');
+  });
+
+  it('compute the gradients of the compressed and the window branch at once where there is a kernel for it', () => {
+    const launched = (options: SparseOptions = {}, architecture = 90, lSel = 64) => {
+      const shape = { heads: { ...HEADS, dv: 64 }, sparse: { ...SPARSE, lSel } };
+      const device = new RecordingCuda(exportedBy(shape), architecture);
+      const layout = sparseLayout(new Sequences(device, [20_000, 100]), shape.sparse);
+      const tape = new Tape(device);
+      const { vCmp, vSel, vWin, ...same } = inputsOf(tape, layout.blocks.total, 20_100);
+      const wide = (tensor: Tensor) => tape.watch(tape.empty([tensor.shape[0], 2, 64], 'bf16'));
+      const inputs = { ...same, vCmp: wide(vCmp), vSel: wide(vSel), vWin: wide(vWin) };
+      const { out } = nativeSparseAttention(tape, inputs, layout, shape.sparse, options);
+      device.launches.length = 0;
+      tape.backward(out, tape.zeros(out.shape, 'bf16'));
+      tape.end();
+      return device.launches;
+    };
+    const joint = launched();
+    expect(names(joint)).toEqual([
+      ...['combine_backward', 'joint_gradients', 'selected_backward', 'selected_query_gradient', 'round_sums'],
+    ]);
+    const grid = ((7 + 1) * 20 + 105 + 1) * 2;
+    expect(find(joint, 'joint_gradients').shape).toEqual({ grid, block: 512, shared: 169_536 });
+    const both = ['compressed_backward', 'compressed_window_query_gradient'];
+    for (const others of [
+      launched({ joint: false }),
+      launched({ deterministic: true }),
+      launched({ mmaSync: true }),
+      launched({}, 80),
+      launched({}, 90, 48),
+    ])
+      expect(names(others)).toEqual(expect.arrayContaining(both));
   });
 
   it('rank the blocks of a long sequence once when a block of the model is run again', () => {

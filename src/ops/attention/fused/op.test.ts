@@ -221,6 +221,7 @@ describe('the fused kernels', () => {
     ['v1', { kernel: 'v1' }],
     ['union', { path: 'union' }],
     ['outer', { path: 'outer' }],
+    ['apart', { joint: false }],
     ['deterministic', { deterministic: true }],
     ['deterministic outer', { deterministic: true, path: 'outer' }],
     ['mma.sync', { mmaSync: true }],
@@ -228,6 +229,17 @@ describe('the fused kernels', () => {
   ];
   it.each(VARIANTS)('equal the reference, ragged batch: %s', async (_, options) => {
     await expectReference(RAGGED, options, 2);
+  });
+
+  /** Blocks of the joint kernel hold 192 compressed keys and walk 1,024 tokens. */
+  const JOINT: readonly AttentionCase[] = [
+    SHAPES[0],
+    { name: 'several blocks', lengths: [4300, 33, 3100], heads: heads(12, 2, 64), sparse: PAPER },
+    { name: '16 heads a group', lengths: [1500], heads: heads(16, 1, 64), sparse: { ...PAPER, nSel: 8, w: 128 } },
+    { name: 'one head a group', lengths: [700, 1100], heads: heads(2, 2, 64), sparse: { ...PAPER, l: 16, d: 8 } },
+  ];
+  it.each(JOINT)('equal the reference, compressed and window gradients by one kernel: $name', async (example) => {
+    await expectReference(example);
   });
 
   it.each([1, 63, 64, 65, 150, 500, 699])('give the tokens from %i on the bits of the whole sequence', (start) => {

@@ -23,7 +23,7 @@ import type { Sequences } from '../../common/sequences.js';
 import { expectShape } from '../../common/shapes.js';
 import type { SparseInputs, SparseLayout, SparseOptions, SparseOutputs } from '../nsa.js';
 import type { HeadShape, SparseShape } from '../shape.js';
-import { allocateBackward, FusedBackward, type Gradients } from './backward.js';
+import { allocateBackward, backwardPath, FusedBackward, type Gradients } from './backward.js';
 import { FusedBatch } from './code.js';
 import {
   allocateRanked,
@@ -43,6 +43,11 @@ export interface FusedOptions {
   readonly deterministic?: boolean;
   /** Path of the selected branch; by default the device chooses. */
   readonly path?: SelectedPath;
+  /**
+   * False: no use of the kernel that computes all gradients of the compressed and the window branch. It runs where there
+   * is one, but not in deterministic mode.
+   */
+  readonly joint?: boolean;
   /** Tensor-core products by mma.sync instead of Hopper's wgmma. Other GPUs always use mma.sync. */
   readonly mmaSync?: boolean;
 }
@@ -126,7 +131,7 @@ export function fusedSparseAttention(
     const gradients = new OverwrittenGradients(tape, given);
     if (!isEmpty) {
       const into = Object.fromEntries(NAMES.map((name, i) => [name, gradients.into[i]])) as Gradients;
-      const scratch = allocateBackward(tape, batch, ordered);
+      const scratch = allocateBackward(tape, batch, backwardPath(batch, options));
       new FusedBackward(batch, inputs, results, scratch, dOut, into).run(ordered);
       dropAll(tape, scratch);
     }

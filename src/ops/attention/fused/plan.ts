@@ -235,6 +235,19 @@ export function batchRefusal(
   return null;
 }
 
+/**
+ * Whether one kernel can compute all gradients of the compressed and the window branch, five products instead of seven
+ * and sums of the queries' gradient in fp32. It exists for Hopper and heads of 64 only.
+ */
+export function hasJoint({ heads, sparse }: FusedShape, build: FusedBuild, architecture: number): boolean {
+  return architecture === 90 && !build.mmaSync && heads.dk === 64 && heads.dv === 64 && sparse.lSel === 64;
+}
+
+/** Rows of the fp32 sums of the queries' gradient: those of whole blocks of 64 tokens. */
+export function querySumRows(plan: BatchPlan, { heads }: FusedShape): number {
+  return plan.blocks * TILE * heads.heads;
+}
+
 /** Constants of the compiled kernels that buffer sizes depend on. */
 export interface KernelConstants {
   readonly maxStretches: number;
@@ -267,6 +280,8 @@ export interface BatchPlan {
   /** Rows (token in the ring, head, chosen slot) of partial results. */
   readonly partialRows: number;
   readonly compressedTiles: number;
+  /** Tiles of `per` compressed keys over all sequences. */
+  keyTiles(per: number): number;
   /** Chunks of tokens that the compressed branch's backward pass processes separately. */
   readonly compressedChunks: number;
   /** Tiles of `per` tokens, or of `per` rows (token, head of a group), over all sequences. */
@@ -304,6 +319,7 @@ export function planBatch(lengths: readonly number[], shape: FusedShape, constan
     backwardItems: Math.floor(choices / constants.backwardChunk) + lists,
     partialRows: Math.min(constants.ring * stretch, tokens) * heads.heads * constants.chosen,
     compressedTiles: sum((length) => Math.ceil(count(length) / TILE)),
+    keyTiles: (per) => sum((length) => Math.ceil(count(length) / per)),
     compressedChunks: Math.ceil(longest / constants.compressedChunk),
     tokenTiles: (per) => sum((length) => Math.ceil(length / per)),
     rowTiles: (per) => sum((length) => Math.ceil((length * headsPerGroup(heads)) / per)),

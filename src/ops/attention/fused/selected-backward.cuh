@@ -2,6 +2,7 @@
 #pragma once
 #include "backward.cuh"
 #include "plan.cuh"
+#include "query-sums.cuh"
 
 EXPORT(selected_backward_shared, BACKWARD_SHARED_DQ + SEL_CHUNK * 12)
 
@@ -94,9 +95,11 @@ extern "C" __global__ void __launch_bounds__(256) selected_sum(const float* dk_p
 
 constexpr int DQ_LANES = DK <= 32 ? 4 : DK <= 64 ? 8 : DK <= 128 ? 16 : 32;
 
-// dq += the shares of the selected blocks: dq holds the compressed and window branches'. One row per DQ_LANES threads.
+// dq += the shares of the selected blocks: dq holds the compressed and window branches', or with `sums` these do, and
+// dq holds nothing. One row per DQ_LANES threads.
 extern "C" __global__ void __launch_bounds__(256)
-selected_query_gradient(bf16* dq, const bf16* shares, const int* selected, int tokens) {
+selected_query_gradient(bf16* dq, const bf16* shares, const int* selected, int tokens, const float* sums,
+                        const int* cu_seqlens, const int* cu_blocks, int sequences) {
   const i64 row = ((i64)blockIdx.x * 256 + threadIdx.x) / DQ_LANES;
   const int chunk = threadIdx.x % DQ_LANES;
   if (row >= (i64)tokens * HEADS || chunk * 8 >= DK) return;
@@ -111,9 +114,20 @@ selected_query_gradient(bf16* dq, const bf16* shares, const int* selected, int t
 #pragma unroll
   for (int s = 0; s < SEL_N; s++)
     if (blocks[s] >= 0) add(*(const uint4*)(shares + (at + s * HPG) * DK + chunk * 8));
+#if JOINT_SHAPE
+  if (sums) {
+    const int s = sequence_of(cu_seqlens, sequences, token), r = (token - cu_seqlens[s]) * HPG + head % HPG;
+    const float* const tile = sums + (((i64)cu_blocks[s] * HPG + r / 64) * GROUPS + group) * 4096;
+#pragma unroll
+    for (int i = 0; i < 8; i += 2) {
+      const float2 x = *(const float2*)(tile + query_sum(r % 64, chunk * 8 + i));
+      o[i] += x.x, o[i + 1] += x.y;
+    }
+  }
+#endif
 #pragma unroll
   for (int i = 0; i < 8; i++) o[i] *= scale();
-  add(*(const uint4*)(dq + row * DK + chunk * 8));
+  if (!sums) add(*(const uint4*)(dq + row * DK + chunk * 8));
   *(uint4*)(dq + row * DK + chunk * 8) =
       make_uint4(pack_bf16(o[0], o[1]), pack_bf16(o[2], o[3]), pack_bf16(o[4], o[5]), pack_bf16(o[6], o[7]));
 }

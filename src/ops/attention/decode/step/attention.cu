@@ -24,6 +24,9 @@ constexpr int AHEAD = DK + DV <= 128 ? 2 : 1;  // units of a warp on their way a
 constexpr int NUMBERS = (HPG * DV + CLUSTER - 1) / CLUSTER;  // of the result, that a block writes
 constexpr int SELECTION = 1, SELECTED = 2, WINDOWED = 4, COMPRESSED = 8;  // parts of the work, to be timed one by one
 constexpr int CMP = 0, SEL = 1, WIN = 2;
+// Whether the window is seen while the blocks of a cluster exchange importances, or before: with few blocks, which have
+// more of it, that is faster.
+constexpr bool WINDOW_MEANWHILE = CLUSTER >= 4;
 constexpr int SPLITS = CLUSTER * WARPS;  // shares of spread.cu: one for every warp
 
 struct Shared {
@@ -160,10 +163,27 @@ __device__ __forceinline__ void rank_best_of_shares(Shared& s, float* importance
   __syncthreads();
 }
 
-// selected[0 ... count): block 0, the chosen ones ascending, current - 1, current.
-__device__ __forceinline__ void select_blocks(Shared& s, float* importance, const Scores& scores,
-                                              const float* important, const int* candidates, int position) {
-  const int current = position / SEL_L;
+// Whether more blocks exist than are selected, and the cluster ranks them.
+__device__ __forceinline__ bool ranks_blocks(int position) { return ROOM > 0 && position / SEL_L + 1 > SEL_N; }
+
+// The importance of this rank's candidates goes to all blocks of the cluster, before they wait for each other.
+__device__ __forceinline__ void offer_candidates(Shared& s, float* importance, const Scores& scores, int position) {
+  const int all = position / SEL_L - 2;
+  // The candidate's first key decides whose it is.
+  const auto first_of = [&](int rank) {
+    const int first = (rank * scores.range + STRIDE - 1) / STRIDE;
+    return first < 1 ? 1 : first > all + 1 ? all + 1 : first;
+  };
+  const int first = first_of(scores.rank), end = scores.rank == CLUSTER - 1 ? all + 1 : first_of(scores.rank + 1);
+  compute_importance(s, importance, scores, first, end);
+  if (threadIdx.x < CLUSTER) write_to((int)threadIdx.x, &s.block_best[scores.rank], s.most);
+}
+
+// selected[0 ... count): block 0, the chosen ones ascending, current - 1, current. The blocks of the cluster have waited
+// for each other since they offered candidates.
+__device__ __forceinline__ void select_blocks(Shared& s, float* importance, const float* important,
+                                              const int* candidates, int position) {
+  const int current = position / SEL_L, all = current - 2;
   if (current + 1 <= SEL_N) {
     for (int i = threadIdx.x; i <= current; i += THREADS) s.selected[i] = i;
     if (threadIdx.x == 0) s.count = current + 1;
@@ -171,19 +191,8 @@ __device__ __forceinline__ void select_blocks(Shared& s, float* importance, cons
     return;
   }
   if (SPREAD) {
-    rank_best_of_shares(s, importance, important, candidates, current - 2);
+    rank_best_of_shares(s, importance, important, candidates, all);
   } else if (ROOM > 0) {
-    const int all = current - 2;
-    // The candidate's first key decides whose it is.
-    const auto first_of = [&](int rank) {
-      const int first = (rank * scores.range + STRIDE - 1) / STRIDE;
-      return first < 1 ? 1 : first > all + 1 ? all + 1 : first;
-    };
-    const int first = first_of(scores.rank), end = scores.rank == CLUSTER - 1 ? all + 1 : first_of(scores.rank + 1);
-    compute_importance(s, importance, scores, first, end);
-    if (threadIdx.x < CLUSTER) write_to((int)threadIdx.x, &s.block_best[scores.rank], s.most);
-    cluster_arrive();
-    cluster_wait();
     u32 most = 0;
 #pragma unroll
     for (int c = 0; c < CLUSTER; c++) most = max(most, s.block_best[c]);
@@ -290,6 +299,13 @@ step_attention(const bf16* projection, const float* logits, const float* bias, c
                   {gate, temperature, {gate_cmp, gate_sel, gate_win}});
   cluster_wait();
   for (int r = threadIdx.x; r < HPG; r += THREADS) weigh_blocks(s, CMP, r);
+  const bool ranks = !SPREAD && (parts & SELECTION) && ranks_blocks(position);
+  const auto offer = [&] {
+    if (WINDOW_MEANWHILE) __syncthreads();  // the log-sums; otherwise the merge of the window's warps has waited
+    offer_candidates(s, importance, scores, position);
+    cluster_arrive();
+  };
+  if (ranks && WINDOW_MEANWHILE) offer();
   const auto ignore = [](int, int, const float*, float, float, float) {};
   running.reset();
   seen = 0;
@@ -306,10 +322,12 @@ step_attention(const bf16* projection, const float* logits, const float* bias, c
   if (lane == 0 && seen > 0) atomicAdd(&s.seen[WIN], seen);
   merge_warps(s, WIN, WARPS, rank);
   // ---- 3. Selection: importance of the blocks from the scores of 1, the top n
+  if (ranks && !WINDOW_MEANWHILE) offer();
+  if (ranks) cluster_wait();
   int* const list = chosen + pair * SEL_N;
   if (parts & SELECTION) {
     const i64 best = pair * SPLITS * (ROOM > 0 ? ROOM : 1);
-    select_blocks(s, importance, scores, important + best, candidates + best, position);
+    select_blocks(s, importance, important + best, candidates + best, position);
     if (rank == 0)
       for (int i = threadIdx.x; i < SEL_N; i += THREADS) list[i] = i < s.count ? s.selected[i] : -1;
   } else {
