@@ -179,8 +179,8 @@ __device__ __forceinline__ void offer_candidates(Shared& s, float* importance, c
   if (threadIdx.x < CLUSTER) write_to((int)threadIdx.x, &s.block_best[scores.rank], s.most);
 }
 
-// selected[0 ... count): block 0, the chosen ones ascending, current - 1, current. The blocks of the cluster have waited
-// for each other since they offered candidates.
+// selected[0 ... count): block 0, the chosen ones ascending, current - 1, current. The blocks of the cluster have
+// waited for each other since they offered candidates.
 __device__ __forceinline__ void select_blocks(Shared& s, float* importance, const float* important,
                                               const int* candidates, int position) {
   const int current = position / SEL_L, all = current - 2;
