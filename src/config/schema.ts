@@ -132,7 +132,7 @@ const data = {
   val_path: text().nullable().default(null),
   /** Attention does not cross document boundaries in packed sequences. */
   document_mask: off(),
-  /** Visit documents in a seeded random order. */
+  /** Visit samples of shards, or documents of a stream, in a seeded random order. */
   shuffle: on(),
   /** Seed of the data order; null = train.seed. */
   seed: countOrZero().nullable().default(null),
@@ -207,11 +207,11 @@ const runtime = {
   prefill_batched: on(),
   /** Tokens per prefill chunk; 0 = no chunks. */
   prefill_tile: countOrZero().default(0),
-  /** Pack the selected blocks of many tokens into one call. */
+  /** Share loads of selected blocks between tokens; false = selection_kernel v1. */
   use_sel_pack: on(),
   /** Use the reference kernels only. */
   force_parity: off(),
-  /** Check all invariants during training; slow. */
+  /** Check gates and selections in every pass of a training; slow. */
   strict_asserts: off(),
   /** Compare each fast kernel with its reference; slow. */
   debug_compare: off(),
