@@ -1,6 +1,6 @@
 /**
  * From a corpus to token shards: for the cache of text sources and for `data prepare`. The parts of a corpus are tokenised in
- * this process, or by worker threads into a folder each, which are then joined in order. The shards are the same either way.
+ * this process, or by worker threads into a folder each, which are joined in order. The shards are the same either way.
  */
 
 import { existsSync, rmSync } from 'node:fs';
@@ -99,8 +99,9 @@ export async function buildShards(
     } else {
       const units = join(folder, 'units');
       ensureFolder(units);
-      await tokeniseInThreads(options, units, total, new Set(), counter);
-      skippedFiles = joinUnits(units, total, writer);
+      const joined = new JoinedUnits(units, writer);
+      await tokeniseInThreads(options, units, total, joined, counter);
+      skippedFiles = joined.skippedFiles;
       rmSync(units, { recursive: true });
     }
     return { index: await finish(writer, spec, skippedFiles), report: counter.report };
@@ -183,15 +184,18 @@ export function finishedUnits(folder: string, total: number): Set<number> {
   return done;
 }
 
-/** Tokenises the parts that are not done, each into a folder of its own in `folder`. */
+/**
+ * Tokenises the parts that are not done, each into a folder of its own in `folder`, and joins all `total` meanwhile: this
+ * thread has nothing else to do.
+ */
 export async function tokeniseInThreads(
   { spec, tokenizerName, workers: count }: Omit<BuildOptions, 'tokenizer'>,
   folder: string,
   total: number,
-  done: ReadonlySet<number>,
+  joined: JoinedUnits,
   counter: ProgressCounter,
 ): Promise<void> {
-  const open = Array.from({ length: total }, (_, unit) => unit).filter((unit) => !done.has(unit));
+  const open = Array.from({ length: total }, (_, unit) => unit).filter((unit) => !joined.isDone(unit));
   const file = await workerFile(WORKER_MODULE);
   const workerData: PrepareTask = { kind: 'prepare', spec, tokenizer: tokenizerName, folder };
   const workers: Worker[] = [];
@@ -199,18 +203,31 @@ export async function tokeniseInThreads(
     new Promise((resolve, reject) => {
       const worker = new Worker(file, { workerData, name: 'trefoil-prepare' });
       workers.push(worker);
+      let unit: number | null = null;
+      const receive = (message: FromWorker): void => {
+        if (message.kind === 'ready') {
+          unit = open.shift() ?? null;
+          worker.postMessage(unit);
+        } else if (message.kind === 'failed') reject(failureOf(message));
+        else if (message.kind === 'unit') {
+          counter.add(message.progress);
+          if (message.progress.done) joined.add(unit!);
+        }
+      };
       worker.on('error', (error) => reject(new TrefoilError(`a worker failed: ${error.message}`)));
       worker.on('exit', (code) =>
         code === 0 ? resolve() : reject(new TrefoilError(`a worker ended with code ${code}`)),
       );
       worker.on('message', (message: FromWorker) => {
-        if (message.kind === 'ready') worker.postMessage(open.shift() ?? null);
-        else if (message.kind === 'failed') reject(failureOf(message));
-        else if (message.kind === 'unit') counter.add(message.progress);
+        try {
+          receive(message);
+        } catch (error) {
+          reject(error);
+        }
       });
     });
   try {
-    await Promise.all(Array.from({ length: Math.min(count, Math.max(1, open.length)) }, run));
+    if (open.length > 0) await Promise.all(Array.from({ length: Math.min(count, open.length) }, run));
   } finally {
     await Promise.all(workers.map((worker) => worker.terminate()));
   }
@@ -260,24 +277,51 @@ export async function prepareUnits(
   port.close();
 }
 
-/** Appends the tokens of all parts to `writer`, in order. Returns the number of skipped files. */
-export function joinUnits(folder: string, total: number, writer: ShardWriter): number {
-  let skippedFiles = 0;
-  for (let unit = 0; unit < total; unit++) {
+/** Parts as they are joined: appended to `writer` in order, each as soon as it and all before it are done. */
+export class JoinedUnits {
+  /** Number of skipped files in the parts joined so far. */
+  skippedFiles = 0;
+  readonly #folder: string;
+  readonly #writer: ShardWriter;
+  readonly #done: Set<number>;
+  #next = 0;
+
+  /** `done`: parts that are done already. */
+  constructor(folder: string, writer: ShardWriter, done: ReadonlySet<number> = new Set()) {
+    this.#folder = folder;
+    this.#writer = writer;
+    this.#done = new Set(done);
+    this.#join();
+  }
+
+  isDone(unit: number): boolean {
+    return this.#done.has(unit);
+  }
+
+  /** A part is done. */
+  add(unit: number): void {
+    this.#done.add(unit);
+    this.#join();
+  }
+
+  #join(): void {
+    for (; this.#done.has(this.#next); this.#next++) this.#append(unitFolder(this.#folder, this.#next));
+  }
+
+  #append(folder: string): void {
     // The writer of the part computed the hashes moments ago or before an interruption: they are compared here.
-    const reader = ShardReader.open(unitFolder(folder, unit));
+    const reader = ShardReader.open(folder);
     const { index, documentStarts } = reader;
-    skippedFiles += index.skippedFiles;
+    this.skippedFiles += index.skippedFiles;
     try {
       for (let from = 0; from < index.tokens; from += COPIED_TOKENS) {
         const count = Math.min(COPIED_TOKENS, index.tokens - from);
         const [first, end] = [from, from + count].map((position) => firstAtLeast(documentStarts, position));
         const starts = documentStarts.subarray(first, end).map((start) => start - from);
-        writer.appendTokens(reader.readTokens(from, count), starts);
+        this.#writer.appendTokens(reader.readTokens(from, count), starts);
       }
     } finally {
       reader.close();
     }
   }
-  return skippedFiles;
 }

@@ -1,6 +1,6 @@
 /**
  * `data prepare`: a corpus to token shards, resumable. Every part becomes a folder of its own beside the target, and finished
- * parts are not tokenised again. At the end they are joined, and the result gets its name by a rename. The shards depend on
+ * parts are not tokenised again. They are joined as they are finished, and the result gets its name by a rename. The shards depend on
  * neither the number of threads, nor the size of the parts, nor interruptions.
  */
 
@@ -12,7 +12,7 @@ import { pidExists } from '../../process-identity.js';
 import type { FileReport } from '../sources/files.js';
 import { CorpusOrder, corpusIdentity } from '../sources/order.js';
 import { createTokenizer } from '../tokenizer.js';
-import { type BuildOptions, finish, finishedUnits, joinUnits, ProgressCounter, tokeniseInThreads } from './build.js';
+import { type BuildOptions, finish, finishedUnits, JoinedUnits, ProgressCounter, tokeniseInThreads } from './build.js';
 import { renameDurably } from './folders.js';
 import type { ShardIndex } from './format.js';
 import { ShardWriter } from './writer.js';
@@ -36,16 +36,22 @@ export async function prepareCorpus(options: PrepareOptions): Promise<{ index: S
     const done = finishedUnits(working, total);
     if (done.size > 0) options.onNote?.(`${done.size} of ${total} parts are done already`);
     const counter = new ProgressCounter(total, done.size, options.onProgress);
-    await tokeniseInThreads(options, working, total, done, counter);
     const target = join(working, 'final');
     rmSync(target, { recursive: true, force: true });
     ensureFolder(target);
     const writer = new ShardWriter(target, tokenizer);
-    const index = await finish(writer, spec, joinUnits(working, total, writer));
-    renameDurably(target, folder);
-    release();
-    rmSync(working, { recursive: true, force: true });
-    return { index, report: counter.report };
+    try {
+      const joined = new JoinedUnits(working, writer, done);
+      await tokeniseInThreads(options, working, total, joined, counter);
+      const index = await finish(writer, spec, joined.skippedFiles);
+      renameDurably(target, folder);
+      release();
+      rmSync(working, { recursive: true, force: true });
+      return { index, report: counter.report };
+    } catch (error) {
+      writer.abandon();
+      throw error;
+    }
   } finally {
     release();
   }

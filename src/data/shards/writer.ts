@@ -67,7 +67,7 @@ export class ShardWriter {
     let position = 0;
     for (let document = 0; document <= starts.length; document++) {
       const end = document === starts.length ? ids.length : starts[document];
-      for (; position < end; position++) this.#put(ids[position]);
+      for (; position < end; position += this.#putSome(ids.subarray(position, end)));
       if (document < starts.length) this.#beginDocument();
     }
     this.#insideDocument = false;
@@ -122,6 +122,19 @@ export class ShardWriter {
     this.#buffer[this.#buffered++] = id;
     this.#shardTokens++;
     this.tokens++;
+  }
+
+  /** Copies as many of `ids` as fit the buffer and the shard; returns their number. */
+  #putSome(ids: Int32Array): number {
+    if (this.#shardTokens === this.#tokensPerShard) this.#endShard();
+    if (this.#buffered === BUFFERED_TOKENS) this.#flush();
+    const room = Math.min(BUFFERED_TOKENS - this.#buffered, this.#tokensPerShard - this.#shardTokens);
+    const taken = ids.subarray(0, room);
+    this.#buffer.set(taken, this.#buffered);
+    this.#buffered += taken.length;
+    this.#shardTokens += taken.length;
+    this.tokens += taken.length;
+    return taken.length;
   }
 
   #flush(): void {
