@@ -18,6 +18,9 @@
 #ifndef JOINT_REGISTERS
 #define JOINT_REGISTERS (JOINT == 3 ? 144 : 208)  // of a computing thread; the others have what is left
 #endif
+#ifndef ARRIVALS
+#define ARRIVALS 1  // of a warp; 32 for racecheck, which does not see that __syncwarp orders the other lanes' accesses
+#endif
 
 #if (WGMMA || defined(EMULATED)) && JOINT_SHAPE
 constexpr int JOINT_KEYS = JOINT * 64, JOINT_THREADS = (JOINT + 1) * 128;
@@ -93,12 +96,12 @@ struct JointMemory {
   __device__ __forceinline__ void init(int active) const {
     if (threadIdx.x == 0) {
       for (int i = 0; i < JOINT_STAGES; i++) {
-        barrier_init(full(i), 4);
-        barrier_init(empty(i), active * 4);
+        barrier_init(full(i), 4 * ARRIVALS);
+        barrier_init(empty(i), active * 4 * ARRIVALS);
       }
       for (int i = 0; i < JOINT_SLOTS; i++) {
-        barrier_init(written(i), active * 4);
-        barrier_init(read(i), 4);
+        barrier_init(written(i), active * 4 * ARRIVALS);
+        barrier_init(read(i), 4 * ARRIVALS);
       }
       matrix_publish();
     }
@@ -135,7 +138,7 @@ __device__ __forceinline__ void store_fragment(unsigned char* panel, int step, c
 // One arrival for each warp, once all of its lanes have come here.
 __device__ __forceinline__ void warp_arrive(u32 at) {
   __syncwarp();
-  if ((threadIdx.x & 31) == 0) barrier_arrive(at);
+  if ((threadIdx.x & 31) < ARRIVALS) barrier_arrive(at);
 }
 
 // The warpgroup that loads queries and gradients and adds dQ up; sums: the tile of row0. q, d_out, shift and delta
