@@ -16,6 +16,7 @@ const root = join(dirname(fileURLToPath(import.meta.url)), '..');
 const RESULTS = join(root, 'bench', 'results', 'code-model-run-h200.json');
 const RETRIEVAL = join(root, 'bench', 'results', 'code-model-retrieval-h200.json');
 const SECOND_RETRIEVAL = join(root, 'bench', 'results', 'code-model-retrieval-second-h200.json');
+const THIRD_RETRIEVAL = join(root, 'bench', 'results', 'code-model-retrieval-third-h200.json');
 const SEEDS = join(root, 'bench', 'results', 'code-model-h200.json');
 const PAGE = join(root, 'docs', 'explain', 'code-model.md');
 const image = (name) => join(root, 'docs', 'images', `code-model-${name}.svg`);
@@ -132,6 +133,7 @@ function page(isCheck) {
   const run = JSON.parse(readFileSync(RESULTS, 'utf8'));
   const found = JSON.parse(readFileSync(RETRIEVAL, 'utf8'));
   const second = JSON.parse(readFileSync(SECOND_RETRIEVAL, 'utf8'));
+  const third = JSON.parse(readFileSync(THIRD_RETRIEVAL, 'utf8'));
   const seeds = JSON.parse(readFileSync(SEEDS, 'utf8'));
   const parts = {
     corpus: corpusTable(run),
@@ -143,7 +145,7 @@ function page(isCheck) {
     gates: gateTable(run),
     retrieval: retrievalTable(found),
     stages: stageTable(found),
-    earlier: earlierTable(run, second, found),
+    earlier: earlierTable(run, second, third, found),
     faults: faultTable(run),
   };
   const before = readFileSync(PAGE, 'utf8');
@@ -365,14 +367,15 @@ function retrievalTable({ retrieval }) {
   );
 }
 
-/** The recipe of the long run and the one after it beside the present one. */
-function earlierTable({ retrieval: first }, { retrieval: second }, { retrieval }) {
+/** The recipe of the long run and those after it beside the present one. */
+function earlierTable({ retrieval: first }, { retrieval: second }, { retrieval: third }, { retrieval }) {
   return table(
     ['task', 'recipe', ...lengthsOf(retrieval).map((length) => `${count(length)} tokens`)],
     TASKS.flatMap((task) =>
       [
         ['first', first],
         ['second', second],
+        ['third', third],
         ['present', retrieval],
       ].map(([name, result]) => [
         ...[task, name],
