@@ -2,6 +2,7 @@
 import { availableParallelism } from 'node:os';
 import { prepareCorpus } from '../../data/shards/prepare.js';
 import { corpusOptions, describeFiles, openCorpus } from '../../data/sources/corpus.js';
+import { plural } from '../../text.js';
 import { type Io, ProgressLine, printJson } from '../shared/io.js';
 import { configured, type OptionValues, parsed, required } from '../shared/options.js';
 import { byteCount, SOURCE_OPTIONS, sizeText, sourceConfig } from './source-options.js';
@@ -68,7 +69,7 @@ async function run(options: Options, io: Io): Promise<void> {
     });
   else
     io.out(
-      `${options.out}: ${documents} documents, ${tokens} tokens in ${shards.length} shards, ` +
+      `${options.out}: ${plural(documents, 'document')}, ${tokens} tokens in ${plural(shards.length, 'shard')}, ` +
         `${sizeText(read)} of text in ${seconds.toFixed(1)} s`,
     );
 }

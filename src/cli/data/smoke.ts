@@ -65,7 +65,7 @@ async function smoke(options: Options, io: Io): Promise<void> {
       });
     else {
       io.out(
-        `${source}: first batch after ${first.toFixed(2)} s, the slowest of ${others.length} others took ${(1000 * slowest).toFixed(1)} ms`,
+        `${source}: first batch after ${first.toFixed(2)} s, the slowest of ${others.length} more took ${(1000 * slowest).toFixed(1)} ms`,
       );
       io.out(
         `${tokens} tokens${documents === null ? '' : ` of ${documents} documents`}; it begins: ${JSON.stringify(sample)}`,
