@@ -114,7 +114,7 @@ describe('what was measured on one GPU beside the shipped figures', () => {
   });
 
   it.each([
-    ['350m', { dim: 1024, n_layers: 24, n_heads: 16, n_kv_groups: 4 }, 0.9],
+    ['350m', { dim: 1024, n_layers: 24, n_heads: 16, n_kv_groups: 4 }, 0.89],
     ['1.3b', { dim: 2048, n_layers: 24, n_heads: 16, n_kv_groups: 4, d_k: 128, d_v: 128 }, 0.8],
   ])('the wider shape %s takes less than the rate of the 125m shape says', (name, model, least) => {
     const own = readMeasured(join(RESULTS, `train-h200-${name}.json`));

@@ -121,8 +121,8 @@ const gone = (where: string) => new RegExp(`^trefoil: rank 0: ${who}, ${where}\\
 const stalls = (where: string) =>
   new RegExp(`^trefoil: rank 0: ${who}, ${where}\\): kept the other ranks waiting`, 'm');
 const NOWHERE = 'no section known';
-/** The log thread writes the section: a rank that is stopped right after it entered a step may still stand at `fetch`. */
-const STEP = 'section (?:fetch|step) at step \\d+';
+/** The log thread writes the section: a rank that is stopped right after it entered a step may still be listed in one before. */
+const STEP = 'section (?:between|fetch|step) at step \\d+';
 /** In the first step that thread may not have written anything yet. */
 const FIRST_STEP = `(?:section \\w+ at step \\d+|${NOWHERE})`;
 
