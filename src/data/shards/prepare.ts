@@ -1,7 +1,7 @@
 /**
- * `data prepare`: a corpus to token shards, resumable. Every part becomes a folder of its own beside the target, and finished
- * parts are not tokenised again. They are joined as they are finished, and the result gets its name by a rename. The shards depend on
- * neither the number of threads, nor the size of the parts, nor interruptions.
+ * `data prepare`: a corpus to token shards, resumable. Every part becomes a folder of its own beside the target, and
+ * finished parts are not tokenised again. They are joined as they are finished, and the result gets its name by a rename.
+ * The shards depend on neither the number of threads, nor the size of the parts, nor interruptions.
  */
 
 import { existsSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';

@@ -1,4 +1,4 @@
-/** A thread of `CudaCompiler.compileAll`: compiles one file at a time, and posts its code or why there is none. */
+/** A worker thread of `CudaCompiler.compileAll`: compiles one file per message, and posts the cubin or the error. */
 import { parentPort } from 'node:worker_threads';
 import { TrefoilError } from '../../errors.js';
 import { type CompileAnswer, type CompileTask, findBackend } from './compile.js';

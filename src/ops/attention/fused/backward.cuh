@@ -27,6 +27,21 @@ struct ContiguousRows {
   }
 };
 
+// dS = P * (dP - delta), transposed [64 keys, 64 rows], in place of dP. p: P as an operand; delta: of the 64 rows, f32
+// in shared memory.
+__device__ __forceinline__ void score_gradients(float (&d_score)[32], const u32 (&p)[4][4], const unsigned char* delta,
+                                                int lane) {
+#pragma unroll
+  for (int n = 0; n < 8; n++) {
+    const float2 d = *(const float2*)(delta + (n * 8 + (lane & 3) * 2) * 4);
+    const u32 upper = p[n / 2][(n % 2) * 2], lower = p[n / 2][(n % 2) * 2 + 1];
+    d_score[n * 4] = low_bf16(upper) * (d_score[n * 4] - d.x);
+    d_score[n * 4 + 1] = high_bf16(upper) * (d_score[n * 4 + 1] - d.y);
+    d_score[n * 4 + 2] = low_bf16(lower) * (d_score[n * 4 + 2] - d.x);
+    d_score[n * 4 + 3] = high_bf16(lower) * (d_score[n * 4 + 3] - d.y);
+  }
+}
+
 // A branch defines which queries the block walks:
 //   tokens, token(i)      how many, and which position in the sequence the i-th is
 //   row(r)                index of (token, head) of packed row r in q, d_out, lse and delta
@@ -169,15 +184,7 @@ __device__ __forceinline__ void backward(const Branch& branch, unsigned char* sh
     matrix_commit();
     matrix_wait<1>();
     hold(d_score);
-#pragma unroll
-    for (int n = 0; n < 8; n++) {
-      const float2 d = *(const float2*)(stage_side + 256 + (n * 8 + (lane & 3) * 2) * 4);
-      const u32 upper = operand[n / 2][(n % 2) * 2], lower = operand[n / 2][(n % 2) * 2 + 1];
-      d_score[n * 4] = low_bf16(upper) * (d_score[n * 4] - d.x);
-      d_score[n * 4 + 1] = high_bf16(upper) * (d_score[n * 4 + 1] - d.y);
-      d_score[n * 4 + 2] = low_bf16(lower) * (d_score[n * 4 + 2] - d.x);
-      d_score[n * 4 + 3] = high_bf16(lower) * (d_score[n * 4 + 3] - d.y);
-    }
+    score_gradients(d_score, operand, stage_side + 256, lane);
     // ---- dK [64, DK] += dS * Q; with WITH_DQ also the shares dQ [64, DK] = dS^T * K
     u32 d_operand[4][4];
     as_operand(d_operand, d_score);

@@ -2,8 +2,8 @@
  * The backward pass of the fused attention core, kernel by kernel. Keys and values are the outer loop of their own
  * gradients; the queries' gradient is computed by a second pass with queries outer (compressed, window) or as shares
  * per selected block, so that no atomic additions are needed. Where possible (`joint`) one kernel computes all of the
- * compressed and the window branch instead and adds the queries' gradient up in fp32. The gate enters through the log-sum-exp, so dOut is never
- * scaled.
+ * compressed and the window branch instead and adds the queries' gradient up in fp32. The gate enters through the
+ * log-sum-exp, so dOut is never scaled.
  */
 import type { Tape } from '../../../tensor/tape.js';
 import type { Tensor } from '../../../tensor/tensor.js';

@@ -286,15 +286,7 @@ __device__ __forceinline__ void joint_keys(const JointMemory& memory, int w, con
     matrix_commit();
     matrix_wait<1>();
     hold(d_score);
-#pragma unroll
-    for (int n = 0; n < 8; n++) {
-      const float2 d = *(const float2*)(side + 256 + (n * 8 + (lane & 3) * 2) * 4);
-      const u32 upper = operand[n / 2][(n % 2) * 2], lower = operand[n / 2][(n % 2) * 2 + 1];
-      d_score[n * 4] = low_bf16(upper) * (d_score[n * 4] - d.x);
-      d_score[n * 4 + 1] = high_bf16(upper) * (d_score[n * 4 + 1] - d.y);
-      d_score[n * 4 + 2] = low_bf16(lower) * (d_score[n * 4 + 2] - d.x);
-      d_score[n * 4 + 3] = high_bf16(lower) * (d_score[n * 4 + 3] - d.y);
-    }
+    score_gradients(d_score, operand, side + 256, lane);
     u32 d_operand[4][4];
     as_operand(d_operand, d_score);
     if (i >= JOINT_SLOTS) barrier_wait(memory.read(i), (i / JOINT_SLOTS - 1) & 1);
