@@ -1,10 +1,10 @@
 // Compares two builds of this package on one machine, in turns: is the new one slower anywhere?
 //
-//   node bench/compare-builds.mjs OLD_DIST NEW_DIST [--device cpu|cuda] [--only training|attention] [--rounds 5]
-//                                 [--limit 1] [--out FILE.json]
+//   node bench/compare-builds.mjs OLD_DIST NEW_DIST [--device cpu|cuda] [--only training|attention|decoding] [--rounds 5]
+//                                 [--lengths 8192,65536] [--limit 1] [--out FILE.json]
 //
-// Measures training and attention with `trefoil bench train` and `bench attention` of each build, alternately, and prints
-// the medians and their ratio. Exit code 1 if the new build is slower by more than --limit percent. A build is the folder
+// Measures training, attention and (on a GPU) decoding with `trefoil bench` of each build, alternately, and prints the
+// medians and their ratio. --lengths, on a GPU: sequence lengths of training and attention. Exit code 1 if the new build is slower by more than --limit percent. A build is the folder
 // `dist` that `npm run build` writes, with its package.json and configs/ beside it and node_modules there or above it.
 // Both builds run once, at the same time, before the first round: kernels are compiled at first use. The file of --out
 // is rewritten after every round, so that a run that is stopped keeps what it has measured.
@@ -19,6 +19,7 @@ const { values, positionals } = parseArgs({
     device: { type: 'string', default: 'cpu' },
     only: { type: 'string' },
     rounds: { type: 'string', default: '5' },
+    lengths: { type: 'string' },
     limit: { type: 'string', default: '1' },
     out: { type: 'string' },
   },
@@ -26,7 +27,11 @@ const { values, positionals } = parseArgs({
 const [rounds, limit] = [Number(values.rounds), Number(values.limit)];
 if (positionals.length !== 2) stop('expected two folders: the dist of the old build and the dist of the new one');
 if (!['cpu', 'cuda'].includes(values.device)) stop('--device: expected cpu or cuda');
-if (![undefined, 'training', 'attention'].includes(values.only)) stop('--only: expected training or attention');
+if (![undefined, 'training', 'attention', 'decoding'].includes(values.only))
+  stop('--only: expected training, attention or decoding');
+const lengths = values.lengths?.split(',').map(Number);
+if (lengths?.some((length) => !(Number.isInteger(length) && length >= 1))) stop('--lengths: expected whole numbers');
+if (lengths && values.device === 'cpu') stop('--lengths: only with --device cuda');
 if (!(Number.isInteger(rounds) && rounds >= 1)) stop('--rounds: expected a whole number of at least 1');
 if (!(limit >= 0)) stop('--limit: expected a percentage of at least 0');
 const builds = { before: positionals[0], after: positionals[1] };
@@ -55,9 +60,25 @@ const attention = (length, ...options) => ({
     };
   },
 });
+/** Steps of the 125m shape after 65,536 tokens of context. */
+const decoding = (batch) => {
+  const words = ['bench', 'decode', '--config', 'm7c_125m_80g', '--lengths', '65536', '--batch-size', String(batch)];
+  return {
+    kind: 'decoding',
+    words: [...words, '--no-dense', '--runs', '60'],
+    warmUp: [...words, '--no-dense', '--runs', '1'],
+    figures: ([row]) => ({ [`decoding, batch ${batch}, tokens/s`]: row.tokens_per_s }),
+  };
+};
 const all =
   values.device === 'cuda'
-    ? [training('8192 tokens', ['--seq-len', '8192'], 20), attention(65_536)]
+    ? [
+        ...(lengths ?? [8192]).map((length) =>
+          training(`${length} tokens`, ['--seq-len', String(length), '--kernel', 'adaptive'], 20),
+        ),
+        ...(lengths ?? [65_536]).map((length) => attention(length)),
+        ...[1, 32].map(decoding),
+      ]
     : [
         training('1024 tokens', ['--config', 'm7c_small_smoke', '--seq-len', '1024', '--batch-size', '1'], 5),
         attention(2048, '--quick'),
@@ -66,8 +87,9 @@ const all =
 const cases = all.filter(({ kind }) => values.only === undefined || kind === values.only);
 
 process.stderr.write('warming up: compiling the kernels of both builds\n');
-const warm = cases.flatMap(({ warmUp }) => Object.values(builds).map((dist) => run(dist, warmUp)));
-const { machine } = (await Promise.all(warm))[0];
+let machine;
+for (const { warmUp } of cases) // both builds at a time: two trainings fit on a GPU, eight do not
+  [{ machine }] = await Promise.all(Object.values(builds).map((dist) => run(dist, warmUp)));
 
 /** By the name of a figure: what each build reached, round by round. */
 const measured = new Map();
