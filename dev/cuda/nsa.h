@@ -225,8 +225,9 @@ struct Batch {
   }
   void pack() { pack_compressed(), pack_selected(), pack_window(); }
   void compressed() {
-    const int rows = number("compressed", "compressed_forward_rows");
-    k->launch("compressed", "compressed_forward", dim3(tiles(rows), s.G), rows * 2,
+    const int rows = number("compressed", "compressed_forward_rows"),
+              per = number("compressed", "compressed_forward_tiles");
+    k->launch("compressed", "compressed_forward", dim3((tiles(rows) + per - 1) / per, s.G), rows * 2,
               number("compressed", "compressed_forward_shared"), q.p, pc.p, oc.p, lc.p, d_cu.p, B, 0);
   }
   void select() {
@@ -270,13 +271,13 @@ struct Batch {
     CUDA(cudaMemsetAsync(plan.p + from, 0, (plan.n - from) * 4, k->stream));
     finish(choice, choosers(), 0, 0, limit);
   }
-  void union_(bool combined) {
+  void union_(bool combined) {  // the window and the selected branch where tile-union works
     k->launch("selected", "selected_union", dim3(token_tiles(number("selected", "selected_union_tokens")), s.G),
               number("selected", "selected_union_threads"), number("selected", "selected_union_shared") + words() * 4,
-              q.p, ps.p, selected.p, oc.p, ow.p, gates.p, os.p, ls.p, combined ? out.p : (uint16_t*)nullptr, plan.p,
-              served.p, d_cu.p, B, words(), stretch, 0);
+              q.p, ps.p, pw.p, selected.p, oc.p, gates.p, os.p, ls.p, ow.p, lw.p,
+              combined ? out.p : (uint16_t*)nullptr, plan.p, served.p, d_cu.p, B, words(), stretch, 0);
   }
-  void dense() {  // the window of all tokens, and the forced blocks where KV-outer works
+  void dense() {  // the window and the forced blocks where KV-outer works
     const int rows = number("selected", "selected_dense_rows");
     k->launch("selected", "selected_dense", dim3(tiles(rows), s.G), rows * 2,
               number("selected", "selected_dense_shared"), q.p, ps.p, pw.p, os.p, ls.p, ow.p, lw.p, plan.p, d_cu.p, B,

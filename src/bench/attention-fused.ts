@@ -1,8 +1,8 @@
 /**
  * The fused attention core (CUDA, bf16) and its parts. They are stages of one operation, so each is launched by itself over
  * buffers that one whole pass has filled. Packing keys counts for the branch of the keys; building the lists and
- * the gated sum count for the selected branch. Unless the path is `union`, one kernel computes the window and the forced
- * blocks: the time of the selected branch then includes the window.
+ * the gated sum count for the selected branch. Its kernels compute the window too: the time of the selected branch
+ * includes it.
  */
 
 import { cudaRuntime } from '../device/cuda/runtime.js';
@@ -53,7 +53,7 @@ export function fusedSubjects(
   const cuda = cudaRuntime(device);
   if (!cuda) throw new Error('the fused attention kernels need a CUDA device');
   const batch = new FusedBatch(cuda, shape, fusedBuild(options), layout);
-  const path = fusedPath(options);
+  const path = batch.pathOf(fusedPath(options));
   const ordered = options.deterministic ?? false;
   const ranked = allocateRanked(tape, batch);
   const results = allocateResults(tape, batch, ranked);
@@ -85,7 +85,6 @@ export function fusedSubjects(
     forward.compressed();
     ranking.select();
     forward.packWindow();
-    if (path === 'union') forward.window();
     select(served);
   };
   whole(counters.served);

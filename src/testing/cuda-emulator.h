@@ -273,6 +273,8 @@ static inline int __syncthreads_or(int x) {
   return all;
 }
 static inline void __syncwarp() { emulator::wait(emulator::warp().barrier); }
+static inline unsigned __activemask() { return ~0u; }
+static inline void __syncwarp(unsigned) { __syncwarp(); }  // of whole warps only
 static inline void __threadfence() {}
 static inline void __threadfence_block() {}
 template <class T> static inline T __shfl_sync(unsigned, T x, int from) {
@@ -315,6 +317,7 @@ static inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selecto
 }
 template <class T> static inline T atomicMin(T* to, T x) { return std::exchange(*to, std::min(*to, x)); }
 template <class T> static inline T atomicMax(T* to, T x) { return std::exchange(*to, std::max(*to, x)); }
+template <class T> static inline T atomicOr(T* to, T x) { return std::exchange(*to, *to | x); }
 template <class T> static inline T atomicAdd(T* to, T x) { return std::exchange(*to, *to + x); }
 static inline float __int_as_float(int x) { return emulator::bits<float>(x); }
 static inline float __uint_as_float(unsigned x) { return emulator::bits<float>(x); }

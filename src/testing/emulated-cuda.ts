@@ -29,6 +29,7 @@ const EMULATOR = fileURLToPath(new URL('./cuda-emulator.h', import.meta.url));
 /** Functions written in PTX, by how they begin, and what stands for them. */
 const REPLACED: Readonly<Record<string, string>> = {
   'float exp2_approximate(float x)': 'return exp2f(x);',
+  'float reciprocal_approximate(float x)': 'return 1.0f / x;',
   'float log2_approximate(float x)': 'return log2f(x);',
   'u32 pack_bf16(float low, float high)': 'return emulator::to_bf16(low) | (u32)emulator::to_bf16(high) << 16;',
   'uint4 load_early(const void* from)': 'return *(const uint4*)from;',
@@ -46,8 +47,12 @@ const REPLACED: Readonly<Record<string, string>> = {
   'void bulk_end(u32 full, int)': 'emulator::phases_arrive(full);',
   'void barrier(int id, int threads)': 'emulator::named_barrier(id, threads);',
   'void store_streaming(void* to, uint4 x)': '*(uint4*)to = x;',
+  'void store16(void* to, uint4 x)': '*(uint4*)to = x;',
   'void load_fragment(u32 (&r)[4], u32 address)': 'emulator::load_matrices(r, address, TRANSPOSE);',
   'void hold(float (&d)[32])': '',
+  'uint4 load_l2(const void* from)': 'return *(const uint4*)from;',
+  'float load_l2(const float* from)': 'return *from;',
+  'void await(const int* counter, int target)': 'while (*(volatile const int*)counter < target) emulator::pause();',
   'void cluster_arrive()': '',
   'void cluster_wait()': 'emulator::wait(emulator::state.cluster);',
   'void write_to(int rank, X* own, X value)': 'emulator::write_shared(rank, own, value);',
@@ -82,6 +87,24 @@ function joined(source: URL, seen = new Set<string>()): string {
   });
 }
 
+/** Without the attributes between `__global__ void` and the kernel's name, whose arguments may hold parentheses. */
+function withoutAttributes(text: string): string {
+  const [first, ...others] = text.split(/__(?:launch_bounds|cluster_dims)__/);
+  return [
+    first,
+    ...others.map((rest) => {
+      let end = rest.indexOf('(');
+      let depth = 0;
+      do {
+        if (rest[end] === '(') depth += 1;
+        if (rest[end] === ')') depth -= 1;
+        end += 1;
+      } while (depth > 0);
+      return rest.slice(end);
+    }),
+  ].join('');
+}
+
 function emulatedSource(source: URL, preprocess: (text: string) => string): string {
   let text = joined(source);
   for (const [beginning, body] of Object.entries(REPLACED)) text = replaceBody(text, beginning, body);
@@ -91,7 +114,7 @@ function emulatedSource(source: URL, preprocess: (text: string) => string): stri
     (_, type: string, name: string) => `${type}* ${name} = (${type}*)emulator::self().block->memory();`,
   );
   // Names of kernels as the preprocessor leaves them: some are made by macros.
-  const bare = preprocess(text).replace(/__(launch_bounds|cluster_dims)__\s*\([^)]*\)/g, '');
+  const bare = withoutAttributes(preprocess(text));
   const kernels = [...bare.matchAll(/__global__\s+void\s+(\w+)\s*\(/g)].map(
     ([, name]) =>
       `extern "C" int launch_${name}(const int* shape, void** values) { return emulator::launch(${name}, shape, values); }`,

@@ -81,6 +81,7 @@ export function exportedBy(shape: FusedShape): (name: string) => number {
     selected_outer_blocks: 4,
     select_blocks_tokens: 64 / scoringSplit(shape.heads),
     select_blocks_threads: scoringSplit(shape.heads) > 1 ? 256 + 128 / scoringSplit(shape.heads) : 128,
+    compressed_forward_tiles: 2,
     compressed_backward_chunk: 512,
     joint_gradients_chunk: 1024,
     joint_gradients_keys: 192,

@@ -67,7 +67,9 @@ Result compressed(const Batch& b, int skipped = 0) {
   int tiles = 0;
   for (int s = 0; s < b.sequences; s++) tiles += (b.cu_cmp[s + 1] - b.cu_cmp[s] + 63) / 64;
   return run(
-      b, tiles, row_tiles(b, compressed_forward_rows) - skipped, compressed_forward_threads, compressed_forward_shared,
+      b, tiles,
+      (row_tiles(b, compressed_forward_rows) - skipped + compressed_forward_tiles - 1) / compressed_forward_tiles,
+      compressed_forward_threads, compressed_forward_shared,
       [&](unsigned char* to) { compressed_pack(b.k_cmp.data(), b.v_cmp.data(), to, b.cu_cmp.data(), b.sequences); },
       [&](const unsigned char* packed, bf16* out, float* lse) {
         compressed_forward(b.q.data(), packed, out, lse, b.cu.data(), b.sequences, skipped);

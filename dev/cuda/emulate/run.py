@@ -21,9 +21,11 @@ MACROS = ["-DHEADS=6", "-DGROUPS=2", "-DCMP_L=4", "-DCMP_D=2", "-DSEL_L=64", "-D
 # Functions written in PTX, and their replacements.
 REPLACED = {
     "float exp2_approximate(float x)": "return exp2f(x);",
+    "float reciprocal_approximate(float x)": "return 1.0f / x;",
     "float log2_approximate(float x)": "return log2f(x);",
     "u32 pack_bf16(float low, float high)": "return emulator::to_bf16(low) | (u32)emulator::to_bf16(high) << 16;",
     "void store_streaming(void* to, uint4 x)": "*(uint4*)to = x;",
+    "void store16(void* to, uint4 x)": "*(uint4*)to = x;",
     "u32 shared_address(const void* p)": "return (u32)((const char*)p - emulator::self().block->memory());",
     "void copy16(u32 to, const void* from, bool present)": "present ? (void)memcpy(emulator::at(to), from, 16) : (void)memset(emulator::at(to), 0, 16);",
     "void copy16(u32 to, const void* from) {": "memcpy(emulator::at(to), from, 16);",

@@ -3,7 +3,16 @@
  * allocate.
  */
 import type { SelectedPath } from './forward.js';
-import { type FusedShape, hasJoint, packedTileBytes, planBatch, querySumRows } from './plan.js';
+import {
+  type FusedShape,
+  hasJoint,
+  isAlwaysUnion,
+  packedTileBytes,
+  planBatch,
+  querySumRows,
+  sharedLimit,
+  unionTokens,
+} from './plan.js';
 
 const BF16 = 2;
 const FLOAT = 4;
@@ -38,7 +47,10 @@ export function fusedBytes(
   const packed = packedTileBytes(shape.heads);
   const compressedAndWindow = packed * (plan.compressedTiles + plan.tokenTiles(64));
   const lists = INT * (plan.choices + 3 * plan.lists * plan.stretches + plan.lists + 2 * plan.forwardItems);
-  const partial = options.path === 'union' ? 0 : plan.partialRows * (BF16 * dv + FLOAT);
+  const inTile = unionTokens(shape, BUILD, sharedLimit(90));
+  const isUnion =
+    options.path === 'union' || (options.path === 'adaptive' && isAlwaysUnion(shape, inTile, plan.longest));
+  const partial = isUnion ? 0 : plan.partialRows * (BF16 * dv + FLOAT);
   const keys = plan.compressed * groups;
   const parts = Math.max(plan.compressedChunks * keys, plan.backwardItems * lSel);
   const sums = FLOAT * (dk + dv) * (options.deterministic ? parts : keys + plan.tokens * groups);

@@ -2,6 +2,7 @@
 import type { CudaCode, CudaRuntime, LaunchArgument, LaunchShape } from '../../../device/cuda/runtime.js';
 import type { Tensor } from '../../../tensor/tensor.js';
 import type { SparseLayout } from '../nsa.js';
+import type { SelectedPath } from './forward.js';
 import {
   type BatchPlan,
   type FusedBuild,
@@ -9,6 +10,7 @@ import {
   fusedMacros,
   hasJoint,
   headsPerGroup,
+  isAlwaysUnion,
   planBatch,
   sharedLimit,
   unionLimit,
@@ -33,6 +35,7 @@ export class FusedBatch {
   readonly plan: BatchPlan;
   readonly multiprocessors: number;
   readonly unionLimit: number;
+  readonly #unionTokens: number;
   /** cu_seqlens in tokens, in compressed keys and in selection blocks. */
   readonly tokenStarts: Tensor;
   readonly compressedStarts: Tensor;
@@ -56,6 +59,7 @@ export class FusedBatch {
     this.build = build;
     this.multiprocessors = cuda.multiprocessors;
     this.unionLimit = unionLimit(shape, union);
+    this.#unionTokens = union;
     this.tokenStarts = tokens.offsets;
     this.compressedStarts = blocks.offsets;
     this.blockStarts = tokens.inBlocks(shape.sparse.lSel).offsets;
@@ -68,6 +72,12 @@ export class FusedBatch {
       chosen: this.constant('selected', 'selected_outer_chosen'),
       compressedChunk: this.constant('compressed', 'compressed_backward_chunk'),
     });
+  }
+
+  /** The path of this batch: of short sequences the host knows what the device would choose. */
+  pathOf(path: SelectedPath): SelectedPath {
+    const isKnown = path === 'adaptive' && isAlwaysUnion(this.shape, this.#unionTokens, this.plan.longest);
+    return isKnown ? 'union' : path;
   }
 
   /** Whether one kernel can compute all gradients of the compressed and the window branch. */
@@ -102,13 +112,19 @@ export class FusedBatch {
 
   /** A kernel that streams keys past tiles of rows: its EXPORTs give rows, threads and shared memory. */
   launchTiles(source: Source, name: string, ...values: LaunchArgument[]): void {
-    this.launchTilesFrom(source, name, 0, ...values);
+    this.launchTilesFrom(source, name, { skipped: 0, perBlock: 1 }, ...values);
   }
 
-  /** The same for the tiles from number `skipped` on. */
-  launchTilesFrom(source: Source, name: string, skipped: number, ...values: LaunchArgument[]): void {
+  /** The same for the tiles from number `skipped` on, several for each thread block. */
+  launchTilesFrom(
+    source: Source,
+    name: string,
+    { skipped, perBlock }: { readonly skipped: number; readonly perBlock: number },
+    ...values: LaunchArgument[]
+  ): void {
     const constant = (what: string) => this.constant(source, `${name}_${what}`);
-    const grid = [this.plan.rowTiles(constant('rows')) - skipped, this.groups] as const;
+    const tiles = this.plan.rowTiles(constant('rows')) - skipped;
+    const grid = [Math.ceil(tiles / perBlock), this.groups] as const;
     this.launch(source, name, { grid, block: constant('threads'), shared: constant('shared') }, ...values);
   }
 

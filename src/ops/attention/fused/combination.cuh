@@ -44,11 +44,6 @@ struct Combination {
     c.add(o.cmp, o.gates[0]);
     c.add(selected, o.gates[1]);
     c.add(o.win, o.gates[2]);
-    *(uint4*)(out + at * DV + column) = c.packed(1.0f);
-  }
-  __device__ __forceinline__ void operator()(i64 at, int column, uint4 selected) const {
-    Others o;
-    load(o, at, column);
-    store(o, at, column, selected);
+    store16(out + at * DV + column, c.packed(1.0f));
   }
 };

@@ -28,6 +28,11 @@ __device__ __forceinline__ void store_streaming(void* to, uint4 x) {
                : "memory");
 }
 
+// One store of 16 bytes. Of an assignment the compiler makes four stores where another one stands beside it.
+__device__ __forceinline__ void store16(void* to, uint4 x) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
+}
+
 __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
 // A panel row is 128 bytes, its eight 16-byte chunks permuted by the row: the 128-byte swizzle that
@@ -154,17 +159,46 @@ __device__ __forceinline__ void reduce4(float* to, float a, float b, float c, fl
 #endif
 }
 
+constexpr int FIND_SERIAL = 2;  // sequences that are looked at one after the other
+
 // Where a tile lies: the sequence, its first token and length, and the tile's index inside it.
 struct Place {
   int sequence, first, length, tile, base, units;  // base, units: tiles and units of all earlier sequences
 };
 
 // tiles(length): tiles of a sequence; units(length): its units of another kind (packed key
-// tiles); false when the index is past the last tile.
+// tiles); false when the index is past the last tile. Called by whole warps: of more than FIND_SERIAL sequences
+// each lane looks at one.
 template <class Tiles, class Units> __device__ __forceinline__ bool find_place(const int* cu_seqlens, int sequences,
                                                                                int index, Tiles tiles, Units units,
                                                                                Place& place) {
+  if (sequences > FIND_SERIAL) {
+    const int lane = threadIdx.x & 31;
+    int base = 0, unit = 0;
+#pragma unroll 1
+    for (int from = 0; from < sequences; from += 32) {
+      const bool present = from + lane < sequences;
+      const int first = cu_seqlens[present ? from + lane : 0];
+      const int length = cu_seqlens[present ? from + lane + 1 : 0] - first;
+      const int count = present ? tiles(length) : 0, own = present ? units(length) : 0;
+      const u32 beyond = __ballot_sync(~0u, index < base + warp_prefix_sum(count));
+      const int at = beyond != 0 ? __ffs(beyond) - 1 : 32;
+      base += __reduce_add_sync(~0u, lane < at ? count : 0);
+      unit += __reduce_add_sync(~0u, lane < at ? own : 0);
+      if (beyond != 0) {
+        place.sequence = from + at;
+        place.first = cu_seqlens[from + at];
+        place.length = cu_seqlens[from + at + 1] - place.first;
+        place.tile = index - base;
+        place.base = base;
+        place.units = unit;
+        return true;
+      }
+    }
+    return false;
+  }
   int base = 0, unit = 0, first = cu_seqlens[0];
+#pragma unroll 1
   for (int s = 0; s < sequences; s++) {
     const int end = cu_seqlens[s + 1];
     const int count = tiles(end - first);

@@ -6,8 +6,8 @@
 #ifndef CMP_WARPGROUPS
 #define CMP_WARPGROUPS 2
 #endif
-#ifndef CMP_WIDE
-#define CMP_WIDE 1
+#ifndef CMP_TILES
+#define CMP_TILES (PK + PV <= 2 ? 2 : 1)  // of rows that a block of the forward pass works on, one after the other
 #endif
 #ifndef DQ_WARPGROUPS
 #define DQ_WARPGROUPS (PK + PV <= 2 ? 3 : 1)
@@ -16,9 +16,10 @@
 #define CMP_CHUNK 512  // tokens one block of the backward pass walks
 #endif
 
-EXPORT(compressed_forward_shared, STREAM_SHARED<CMP_WARPGROUPS, CMP_WIDE, PK>)
+EXPORT(compressed_forward_shared, STREAM_SHARED<CMP_WARPGROUPS, 1, (CMP_TILES > 1 ? 2 : 1) * PK>)
 EXPORT(compressed_forward_threads, STREAM_THREADS<CMP_WARPGROUPS>)
 EXPORT(compressed_forward_rows, CMP_WARPGROUPS * 64)
+EXPORT(compressed_forward_tiles, CMP_TILES)
 EXPORT(compressed_backward_shared, BACKWARD_SHARED)
 EXPORT(compressed_window_query_gradient_shared, STREAM_SHARED<DQ_WARPGROUPS, 1, PK + PV>)
 EXPORT(compressed_window_query_gradient_threads, STREAM_THREADS<DQ_WARPGROUPS>)
@@ -33,8 +34,18 @@ extern "C" __global__ void __launch_bounds__(256) compressed_pack(const bf16* k_
 }
 
 struct Compressed : PackedRows {
-  int tile0, tiles, visible_first, visible_last;
+  int tile0, tiles, visible_first, length, number;  // tokens of the sequence, and the tile of rows
+  static __device__ __forceinline__ float log2_of(float x) { return log2f(x); }  // blocks are ranked by it
   __device__ __forceinline__ int tile(int i) const { return tile0 + min(i, tiles - 1); }
+  __device__ __forceinline__ const PackedRows& packed_rows() const { return *this; }
+  __device__ __forceinline__ void add_runs(Runs& runs) const {
+    runs.add(packed + ((i64)tile0 * GROUPS + group) * PACKED, tiles);
+  }
+  template <int WARPGROUPS, class Stages>
+  __device__ __forceinline__ int attend_all(const Stages& ring, const Runs& runs, int begin, u32 queries) const {
+    attend_tiles<WARPGROUPS, 1>(*this, ring, runs, begin, queries);
+    return tiles;
+  }
   __device__ __forceinline__ bool whole(int tile) const { return (tile + 1) * 64 <= visible_first; }
   __device__ __forceinline__ void range(int tile, int t, int& low, int& high) const {
     low = 0;
@@ -42,15 +53,20 @@ struct Compressed : PackedRows {
   }
 };
 
-// The tile of ROWS packed rows that this block works on, longest rows first; false past the last one. `skipped`: tiles
-// at the beginning that no block works on.
+// What the rows from `start` on see.
+template <int ROWS> __device__ __forceinline__ void compressed_rows(Compressed& branch) {
+  branch.rows = min(ROWS, branch.length * HPG - branch.start);
+  branch.visible_first = branch.rows == ROWS ? count_compressed(branch.start / HPG + 1) : 0;
+  branch.tiles = (count_compressed((branch.start + branch.rows - 1) / HPG + 1) + 63) / 64;
+}
+
+// Tile number `tile` of ROWS packed rows of all sequences; false past the last one.
 template <int ROWS> __device__ __forceinline__ bool compressed_tile(Compressed& branch, const bf16* q,
                                                                     const unsigned char* packed, const int* cu_seqlens,
-                                                                    int sequences, int skipped = 0) {
+                                                                    int sequences, int tile) {
   Place place;
   if (!find_place(
-          cu_seqlens, sequences, skipped + gridDim.x - 1 - blockIdx.x,
-          [](int length) { return (length * HPG + ROWS - 1) / ROWS; },
+          cu_seqlens, sequences, tile, [](int length) { return (length * HPG + ROWS - 1) / ROWS; },
           [](int length) { return (count_compressed(length) + 63) / 64; }, place))
     return false;
   branch.q = q;
@@ -58,24 +74,37 @@ template <int ROWS> __device__ __forceinline__ bool compressed_tile(Compressed& 
   branch.first = place.first;
   branch.group = blockIdx.y;
   branch.start = place.tile * ROWS;
-  branch.rows = min(ROWS, place.length * HPG - branch.start);
+  branch.length = place.length;
   branch.tile0 = place.units;
-  branch.visible_first = branch.rows == ROWS ? count_compressed(branch.start / HPG + 1) : 0;
-  branch.visible_last = count_compressed((branch.start + branch.rows - 1) / HPG + 1);
-  branch.tiles = (branch.visible_last + 63) / 64;
+  compressed_rows<ROWS>(branch);
   return true;
 }
 
-// grid (tiles of all sequences but the first `skipped`, groups)
-extern "C" __global__ void __launch_bounds__(STREAM_THREADS<CMP_WARPGROUPS>, FORWARD_BLOCKS(CMP_WARPGROUPS, CMP_WIDE))
+// grid (groups of CMP_TILES tiles of all sequences but the first `skipped` tiles, groups), longest rows first
+extern "C" __global__ void __launch_bounds__(STREAM_THREADS<CMP_WARPGROUPS>, FORWARD_BLOCKS(CMP_WARPGROUPS, 1))
 compressed_forward(const bf16* q, const unsigned char* packed, bf16* out, float* lse, const int* cu_seqlens,
                    int sequences, int skipped) {
   extern __shared__ unsigned char shared[];
+  constexpr int ROWS = CMP_WARPGROUPS * 64;
+  int tile = skipped + (gridDim.x - 1 - blockIdx.x) * CMP_TILES;
   Compressed branch;
-  if (!compressed_tile<CMP_WARPGROUPS * 64>(branch, q, packed, cu_seqlens, sequences, skipped)) return;
+  if (!compressed_tile<ROWS>(branch, q, packed, cu_seqlens, sequences, tile)) return;
   branch.o = out;
   branch.l = lse;
-  attend<CMP_WARPGROUPS, CMP_WIDE>(branch, shared);
+  branch.number = tile;
+  if constexpr (CMP_TILES == 1) {
+    attend<CMP_WARPGROUPS, 1>(branch, shared);
+  } else {
+    attend_each<CMP_WARPGROUPS, CMP_TILES>(branch, shared, [&](Compressed& next) {
+      next.number++;
+      if (next.start + ROWS < next.length * HPG) {
+        next.start += ROWS;
+        compressed_rows<ROWS>(next);
+        return true;
+      }
+      return compressed_tile<ROWS>(next, q, packed, cu_seqlens, sequences, next.number);
+    });
+  }
 }
 
 // dQ of the compressed and of the window branch: shift and delta are [3, T, H]. The same queries and gradients of the
@@ -86,7 +115,9 @@ compressed_window_query_gradient(const bf16* q, const unsigned char* packed_cmp,
                                  const int* cu_seqlens, int sequences) {
   extern __shared__ unsigned char shared[];
   Compressed compressed;
-  if (!compressed_tile<DQ_WARPGROUPS * 64>(compressed, q, packed_cmp, cu_seqlens, sequences)) return;
+  if (!compressed_tile<DQ_WARPGROUPS * 64>(compressed, q, packed_cmp, cu_seqlens, sequences,
+                                           gridDim.x - 1 - blockIdx.x))
+    return;
   Window window;
   window_rows<DQ_WARPGROUPS * 64>(window, q, packed_win, cu_seqlens, sequences, gridDim.x - 1 - blockIdx.x);
   const Both<Compressed, Window> both = {compressed, window};

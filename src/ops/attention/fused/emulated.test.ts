@@ -1,13 +1,16 @@
-/** joint_gradients on the thread emulator, by mma.sync, against float64. */
+/** joint_gradients, compressed_forward and selected_union on the thread emulator, by mma.sync, against float64. */
 import { describe, expect, it } from 'vitest';
+import type { CudaCode } from '../../../device/cuda/runtime.js';
 import { Tape } from '../../../tensor/tape.js';
+import type { Tensor } from '../../../tensor/tensor.js';
 import { type AttentionCase, randomInputs, starts, upload } from '../../../testing/attention.js';
 import { EmulatedCuda } from '../../../testing/emulated-cuda.js';
 import { relativeError } from '../../../testing/numbers.js';
 import { Sequences } from '../../common/sequences.js';
 import { compressedBackward, compressedForward } from '../compressed/reference.js';
+import { selectedForward } from '../selected/reference.js';
 import { windowBackward, windowForward } from '../window/reference.js';
-import { fusedMacros } from './plan.js';
+import { fusedMacros, unionTokens } from './plan.js';
 
 const cuda = new EmulatedCuda();
 const KEYS = 192;
@@ -118,6 +121,185 @@ describe.each(CASES)('gradients of the compressed and the window branch by one k
       ['dv_win', dvWin.read(), win.dv],
     ] as const)
       expect(relativeError(actual, wanted), name).toBeLessThan(8e-3);
+    tape.end();
+  });
+});
+
+describe.each([0, 3])('the compressed branch without its first %i tiles of rows', (skipped) => {
+  it('equals the reference: two tiles a block, of the same sequence or not', () => {
+    const shape = { heads: 6, groups: 2, dk: 64, dv: 64 };
+    const sparse = { l: 4, d: 2, lSel: 64, nSel: 4, w: 150 };
+    const lengths = skipped > 0 ? [430] : [100, 1, 300, 3, 40];
+    const inputs = randomInputs({ name: '', lengths, heads: shape, sparse }, 2, 'bf16');
+    // Scores rise along the keys, so that the reference of the softmax must move.
+    const keys = inputs.kCmp.values;
+    keys.forEach((value, i) => void (keys[i] = value * 2 ** Math.floor((8 * i) / keys.length)));
+    const tape = new Tape(cuda, { record: false });
+    const tokens = new Sequences(cuda, lengths);
+    const compressed = tokens.compressed(sparse.l, sparse.d);
+    const expected = compressedForward(
+      ...([inputs.q.values, inputs.kCmp.values, inputs.vCmp.values, starts(lengths)] as const),
+      ...([starts(compressed.lengths), shape, sparse] as const),
+    );
+    const code = cuda.compile(new URL('./compressed.cu', import.meta.url), {
+      ...fusedMacros({ heads: shape, sparse }, { queryMajor: false, mmaSync: true }, 1),
+      EMULATED: 1,
+    });
+    const constant = (name: string) => code.constant(`compressed_forward_${name}`);
+    const keyTiles = compressed.lengths.reduce((sum, keys) => sum + Math.ceil(keys / 64), 0);
+    const packed = tape.zeros([keyTiles * 2 * 2 * 4096], 'bf16');
+    const [q, kCmp, vCmp] = (['q', 'kCmp', 'vCmp'] as const).map((name) => tape.own(upload(cuda, inputs[name])));
+    const place = [compressed.offsets, lengths.length];
+    code.launch('compressed_pack', { grid: [keyTiles, 2], block: 256 }, kCmp, vCmp, packed, ...place);
+    const out = tape.zeros([tokens.total, 6, 64], 'bf16');
+    const lse = tape.zeros([tokens.total, 6]);
+    const tiles = lengths.reduce((sum, length) => sum + Math.ceil((length * 3) / constant('rows')), 0);
+    code.launch(
+      'compressed_forward',
+      {
+        grid: [Math.ceil((tiles - skipped) / constant('tiles')), 2],
+        block: constant('threads'),
+        shared: constant('shared'),
+      },
+      ...[q, packed, out, lse, tokens.offsets, lengths.length, skipped],
+    );
+    const first = Math.ceil((skipped * constant('rows')) / 3) * 6; // row of the first token with all of its heads
+    const found = lse.read();
+    const seen = expected.lse.map((value, i) => (value === found[i] ? 0 : found[i] - value)); // -inf: nothing is visible
+    expect(relativeError(out.read().slice(first * 64), expected.out.slice(first * 64))).toBeLessThan(8e-3);
+    expect(Math.max(...seen.slice(first).map(Math.abs))).toBeLessThan(1e-4);
+    tape.end();
+  });
+});
+
+interface UnionCase extends AttentionCase {
+  /** Blocks from which the slots that are not forced are drawn, of the first `pool`. */
+  readonly pool: number;
+  /** Tiles at the beginning that are not computed. */
+  readonly skipped: number;
+}
+
+const UNIONS: readonly UnionCase[] = [
+  {
+    name: 'every block in the union, a sequence that ends inside a tile',
+    lengths: [500, 1, 70],
+    heads: { heads: 6, groups: 2, dk: 64, dv: 64 },
+    sparse: { l: 32, d: 16, lSel: 64, nSel: 5, w: 150 },
+    pool: 100,
+    skipped: 0,
+  },
+  {
+    name: 'tiles of 64 blocks and of more',
+    lengths: [4170],
+    heads: { heads: 1, groups: 1, dk: 16, dv: 16 },
+    sparse: { l: 32, d: 16, lSel: 64, nSel: 9, w: 64 },
+    pool: 66,
+    skipped: 31,
+  },
+  {
+    name: 'blocks of 48, two tiles of columns',
+    lengths: [410],
+    heads: { heads: 5, groups: 1, dk: 96, dv: 80 },
+    sparse: { l: 16, d: 8, lSel: 48, nSel: 5, w: 70 },
+    pool: 100,
+    skipped: 5,
+  },
+  {
+    name: 'a union with gaps, and more tokens in a tile than lanes in a warp',
+    lengths: [700],
+    heads: { heads: 1, groups: 1, dk: 64, dv: 64 },
+    sparse: { l: 32, d: 16, lSel: 64, nSel: 4, w: 600 },
+    pool: 5,
+    skipped: 4,
+  },
+];
+
+describe.each(UNIONS)('window and selected branch by tile-union: $name', (example) => {
+  it('equal the reference', () => {
+    const { heads: shape, sparse, lengths, pool, skipped } = example;
+    const { heads, groups, dv } = shape;
+    const { lSel, nSel } = sparse;
+    const inputs = randomInputs(example, 3, 'bf16');
+    const tape = new Tape(cuda, { record: false });
+    const tokens = new Sequences(cuda, lengths);
+    const begins = starts(lengths);
+    const selected = new Int32Array(tokens.total * groups * nSel).fill(-1);
+    let state = 1;
+    const random = (below: number) => {
+      state = (state * 48271) % 2147483647;
+      return state % below;
+    };
+    lengths.forEach((length, s) => {
+      for (let t = 0; t < length; t++)
+        for (let g = 0; g < groups; g++) {
+          const current = Math.floor(t / lSel);
+          const blocks = new Set([0, Math.max(0, current - 1), current]);
+          while (blocks.size < Math.min(nSel, current + 1)) {
+            const block = random(Math.min(pool, current + 1));
+            if (block < pool || blocks.size >= pool) blocks.add(block);
+          }
+          [...blocks]
+            .sort((a, b) => a - b)
+            .forEach((block, slot) => {
+              selected[((begins[s] + t) * groups + g) * nSel + slot] = block;
+            });
+        }
+    });
+    const [q, kSel, vSel, kWin, vWin, gates] = (['q', 'kSel', 'vSel', 'kWin', 'vWin', 'gates'] as const).map(
+      (name) => inputs[name].values,
+    );
+    const expected = {
+      sel: selectedForward(q, kSel, vSel, selected, begins, shape, sparse),
+      win: windowForward(q, kWin, vWin, begins, shape, sparse.w),
+    };
+    const perTile = unionTokens({ heads: shape, sparse }, { queryMajor: false, mmaSync: true }, 2 ** 20);
+    const macros = fusedMacros({ heads: shape, sparse }, { queryMajor: false, mmaSync: true }, perTile);
+    const code = cuda.compile(new URL('./selected.cu', import.meta.url), { ...macros, EMULATED: 1 });
+    const given = (name: 'q' | 'kSel' | 'vSel' | 'kWin' | 'vWin' | 'gates') => tape.own(upload(cuda, inputs[name]));
+    const panels = Math.ceil(shape.dk / 64) + Math.ceil(dv / 64);
+    const tiles = (per: number) => lengths.reduce((sum, length) => sum + Math.ceil(length / per), 0);
+    const pack = (packing: CudaCode, kernel: string, per: number, k: Tensor, v: Tensor) => {
+      const packed = tape.zeros([tiles(per) * groups * panels * 4096], 'bf16');
+      const shape = { grid: [tiles(per), groups], block: 256 } as const;
+      packing.launch(kernel, shape, k, v, packed, tokens.offsets, lengths.length);
+      return packed;
+    };
+    const packedSel = pack(code, 'selected_pack', lSel, given('kSel'), given('vSel'));
+    const inWindow = [64, given('kWin'), given('vWin')] as const;
+    const packedWin =
+      lSel === 64
+        ? pack(code, 'selected_pack', ...inWindow)
+        : pack(cuda.compile(new URL('./window.cu', import.meta.url), macros), 'window_pack', ...inWindow);
+    const rows = () => tape.zeros([tokens.total, heads, dv], 'bf16');
+    const [oSel, oWin, out] = [rows(), rows(), rows()];
+    const [lseSel, lseWin] = [tape.zeros([tokens.total, heads]), tape.zeros([tokens.total, heads])];
+    const words = Math.ceil(Math.ceil(tokens.longest / lSel) / 32);
+    const cmp = tape.own(upload(cuda, inputs.dOut)); // any numbers: they are only added
+    code.launch(
+      'selected_union',
+      {
+        grid: [tiles(perTile) - skipped, groups],
+        block: code.constant('selected_union_threads'),
+        shared: code.constant('selected_union_shared') + 4 * words,
+      },
+      ...[given('q'), packedSel, packedWin, tape.from(selected, [selected.length], 'i32'), cmp, given('gates')],
+      ...[oSel, lseSel, oWin, lseWin, out, null, null, tokens.offsets, lengths.length, words, 2048, skipped],
+    );
+    const from = skipped * perTile * heads;
+    const combined = expected.sel.out.map(
+      (value, i) =>
+        gates[Math.floor(i / dv) * 3] * inputs.dOut.values[i] +
+        gates[Math.floor(i / dv) * 3 + 1] * value +
+        gates[Math.floor(i / dv) * 3 + 2] * expected.win.out[i],
+    );
+    for (const [name, actual, wanted, size] of [
+      ['o_sel', oSel, expected.sel.out, dv],
+      ['o_win', oWin, expected.win.out, dv],
+      ['out', out, combined, dv],
+      ['lse_sel', lseSel, expected.sel.lse, 1],
+      ['lse_win', lseWin, expected.win.lse, 1],
+    ] as const)
+      expect(relativeError(actual.read().slice(from * size), wanted.slice(from * size)), name).toBeLessThan(8e-3);
     tape.end();
   });
 });

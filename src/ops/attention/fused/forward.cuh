@@ -4,14 +4,16 @@
 // A tile is 64 rows per warpgroup. Keys and values, packed beforehand (pack_tile), come in steps of
 // WIDE * 64 through a ring of shared-memory stages. The first warp requests them on the side (a producer warp
 // would cost a warpgroup's registers); `full` and `empty` barriers let the warpgroups drift by a step or
-// two. P*V of one step runs on the tensor cores while the exponentials of the next run on the other units.
+// two. P*V of one step and Q*K of the next are in flight together; the exponentials of a warpgroup run beside the
+// products of the others. Time follows the number of instructions: no unit is full.
 #pragma once
 #include "matrix.cuh"
 
 constexpr int STAGES = 4;  // of the ring, unless said otherwise
 #ifndef RAISE
-#define RAISE 8.0f  // weights stay below 2^RAISE
+#define RAISE 10  // a thread's share of a row's sum of weights stays below 2^RAISE in every step
 #endif
+constexpr float HIGHEST = (float)(1 << RAISE);
 
 // bytes of shared memory of a tile with `OWN` panels of rows per warpgroup
 template <int WARPGROUPS, int WIDE, int OWN> constexpr int STREAM_SHARED =
@@ -25,10 +27,13 @@ template <int WARPGROUPS> constexpr int STREAM_THREADS = WARPGROUPS * 128;
 //   tiles            how many it streams
 //   packed, tile(i)  key tile i is packed tile tile(i); past the end any tile that exists
 //   whole(i)         true when every row of the tile sees all 64 keys of tile i
-//   even(i), sees(i, t)  true when every token sees all 64 keys of tile i or none; whether t does
-//   range(i, t, lo, hi)  token t sees rows lo <= r < hi of tile i; nothing for i >= tiles
+//   even(i)          true when every token sees all 64 keys of tile i or none
+//   Rows             per thread: sees(i, in0, in1) says, from tile to tile, whether its two tokens see anything of it
+//   range(i, t, lo, hi)  token t sees rows lo <= r < hi of tile i, if it sees anything; nothing for i >= tiles
+//   has_low(i)       false when lo is never above 0
 //   token(row), index(row)   of a packed row; -1 past the end
-//   finish(row, column, x, lse)   takes eight output columns (bf16) of a row that exists, and its lse (base 2)
+//   Ahead            what finish needs from memory; load(ahead, row, column) requests it before the last product ends
+//   finish(row, column, x, lse, ahead)   takes eight output columns (bf16) of a row that exists, and its lse (base 2)
 
 template <class Branch> __device__ __forceinline__ const unsigned char* packed_tile(const Branch& branch, int i) {
   return branch.packed + ((i64)branch.tile(i) * GROUPS + branch.group) * PACKED;
@@ -52,12 +57,40 @@ __device__ __forceinline__ const unsigned char* packed_tile(const Both<First, Se
   return i < both.first.tiles ? packed_tile(both.first, i) : packed_tile(both.second, i - both.first.tiles);
 }
 
+// Runs of consecutive packed tiles, streamed one after the other: lane i of the first warp knows run i.
+constexpr i64 PACKED_STRIDE = (i64)GROUPS * PACKED;  // from one packed tile of a group to the next
+struct Runs {
+  const unsigned char* from = nullptr;  // of this lane's run: where step 0 would be
+  int end = 0;                          // step after its last one
+  int count = 0, steps = 0;             // runs so far, and their steps
+  mutable const unsigned char* current = nullptr;  // of the run that requests have reached
+  mutable int until = 0;
+  __device__ __forceinline__ void add(const unsigned char* first, int tiles) {
+    if ((int)(threadIdx.x & 31) >= count++) {
+      from = first - steps * PACKED_STRIDE;
+      end = steps + tiles;
+    }
+    steps += tiles;
+  }
+};
+__device__ __forceinline__ const unsigned char* packed_tile(const Runs& runs, int k) {
+  if (k >= runs.until) {
+    const int run = __ffs(__ballot_sync(~0u, k < runs.end)) - 1;
+    runs.current = (const unsigned char*)__shfl_sync(~0u, (u64)runs.from, run);
+    runs.until = __shfl_sync(~0u, runs.end, run);
+  }
+  return runs.current + k * PACKED_STRIDE;
+}
+
 // The ring: addresses, barriers and requests, the same for the forward pass and for dQ.
 template <int WARPGROUPS, int WIDE, int STAGES = ::STAGES> struct Ring {
   static constexpr int STAGE = WIDE * PACKED;
   u32 base, barriers;
   int steps;
-  __device__ __forceinline__ u32 stage(int k) const { return base + (k % STAGES) * STAGE; }
+  // Steps are counted without a sign: a remainder of four is then one instruction.
+  __device__ __forceinline__ u32 stage(u32 k) const { return base + k % STAGES * STAGE; }
+  __device__ __forceinline__ u32 full(u32 k) const { return barriers + k % STAGES * 16; }
+  __device__ __forceinline__ u32 empty(u32 k) const { return barriers + k % STAGES * 16 + 8; }
   __device__ __forceinline__ void init() const {
     if (threadIdx.x == 0) {
       for (int i = 0; i < STAGES; i++) {
@@ -70,46 +103,49 @@ template <int WARPGROUPS, int WIDE, int STAGES = ::STAGES> struct Ring {
   }
   template <class Branch> __device__ __forceinline__ void request(const Branch& branch, int k) const {
     const int lane = threadIdx.x & 31;
-    const u32 full = barriers + (k % STAGES) * 16;
-    bulk_expect(full, STAGE, lane);
+    bulk_expect(full(k), STAGE, lane);
 #pragma unroll
     for (int j = 0; j < WIDE; j++)
-      bulk_copy(stage(k) + j * PACKED, packed_tile(branch, k * WIDE + j), PACKED, full, lane);
-    bulk_end(full, lane);
+      bulk_copy(stage(k) + j * PACKED, packed_tile(branch, k * WIDE + j), PACKED, full(k), lane);
+    bulk_end(full(k), lane);
   }
-  template <class Branch> __device__ __forceinline__ void start(const Branch& branch) const {
+  // Requests the first steps, from `from` to `to`.
+  template <class Branch> __device__ __forceinline__ void start(const Branch& branch, int from, int to) const {
     if (threadIdx.x < 32)
-      for (int k = 0; k < STAGES && k < steps; k++) request(branch, k);
+      for (int k = from; k < STAGES && k < to; k++) request(branch, k);
   }
+  template <class Branch> __device__ __forceinline__ void start(const Branch& branch) const { start(branch, 0, steps); }
   // During step k the stage of step k - 2 is filled again, once every warp has left it.
   template <class Branch> __device__ __forceinline__ void refill(const Branch& branch, int k) const {
     if (threadIdx.x < 32 && k >= 2 && k - 2 + STAGES < steps) {
-      barrier_wait(barriers + ((k - 2) % STAGES) * 16 + 8, ((k - 2) / STAGES) & 1);
+      barrier_wait(empty(k - 2), (u32)(k - 2) / STAGES & 1);
       request(branch, k - 2 + STAGES);
     }
   }
-  __device__ __forceinline__ void wait(int k) const { barrier_wait(barriers + (k % STAGES) * 16, (k / STAGES) & 1); }
-  __device__ __forceinline__ void leave(int k) const {  // this warp has read all it needs of step k
-    if ((threadIdx.x & 31) == 0) barrier_arrive(barriers + (k % STAGES) * 16 + 8);
+  __device__ __forceinline__ void wait(u32 k) const { barrier_wait(full(k), k / STAGES & 1); }
+  __device__ __forceinline__ void leave(u32 k) const {  // this warp has read all it needs of step k
+    if ((threadIdx.x & 31) == 0) barrier_arrive(empty(k));
   }
 };
 
-// The tiles of one branch: steps `begin` and following of the ring, which gets its tiles from `source`. OWN_STAGING:
-// the output goes out through a panel of its own, so that the queries stay for another branch.
-template <int WARPGROUPS, int WIDE, bool OWN_STAGING, class Branch, class Stages, class Source>
+// The tiles of one branch: steps `begin` and following of the ring, which gets its tiles from `source`.
+template <int WARPGROUPS, int WIDE, class Branch, class Stages, class Source>
 __device__ __forceinline__ void attend_tiles(const Branch& branch, const Stages& ring, const Source& source, int begin,
-                                             u32 query_address, unsigned char* staging) {
+                                             u32 query_address) {
   // ---- State of this thread: of a warpgroup's 64 rows it has two, a quad of lanes shares them
   const int thread = threadIdx.x, group = thread / 128, lane = thread & 31;
-  const int steps = (branch.tiles + WIDE - 1) / WIDE;
+  const int steps = uniform((branch.tiles + WIDE - 1) / WIDE);
   const int row = group * 64 + ((thread & 127) / 32) * 16 + lane / 4;  // this thread's rows: row and row + 8
   const int token0 = branch.token(row), token1 = branch.token(row + 8);
-  const u32 queries = handle(query_address);
+  const u32 queries = handle(query_address), stages = handle(ring.base);
+  const auto stage = [&](int k) { return advance(stages, (u32)(begin + k) % STAGES * (WIDE * PACKED)); };
   const float c = scale_log2();
   float out[PV][32], score[WIDE][32], top0 = -positive_infinity(), top1 = -positive_infinity(), sum0 = 0.0f,
                                       sum1 = 0.0f;
-  float shift0 = 0.0f, shift1 = 0.0f, limit0 = -positive_infinity(), limit1 = -positive_infinity();
+  float shift0 = 0.0f, shift1 = 0.0f;
   u32 weights[WIDE][4][4];
+  typename Branch::Rows rows(branch, token0, token1);
+  bool in0 = true, in1 = true;  // whether a row sees anything of the step
 #pragma unroll
   for (int p = 0; p < PV; p++)
 #pragma unroll
@@ -119,12 +155,12 @@ __device__ __forceinline__ void attend_tiles(const Branch& branch, const Stages&
   // score [64, WIDE * 64] = Q [64, DK] * K^T of step k
   const auto multiply = [&](int k) {
 #pragma unroll
-    for (int j = 0; j < WIDE; j++) product_rows<DK>(score[j], queries, handle(ring.stage(begin + k) + j * PACKED));
+    for (int j = 0; j < WIDE; j++) product_rows<DK>(score[j], queries, advance(stage(k), j * PACKED));
     matrix_commit();
   };
   // out [64, DV] += P [64, WIDE * 64] * V of step k
   const auto accumulate = [&](int k, u32(&weights)[WIDE][4][4]) {
-    const u32 values = handle(ring.stage(begin + k) + PK * PANEL);
+    const u32 values = advance(stage(k), PK * PANEL);
 #pragma unroll
     for (int j = 0; j < WIDE; j++)
 #pragma unroll
@@ -145,107 +181,130 @@ __device__ __forceinline__ void attend_tiles(const Branch& branch, const Stages&
         out[p][i + 3] *= keep1;
       }
   };
-  // Scores of step k that a row does not see become -inf; in0, in1: whether a row sees anything of it.
-  const auto mask = [&](int k, bool& in0, bool& in1) {
-    in0 = in1 = true;
+  // Scores of step k that a row does not see become -inf, unless it sees nothing of it.
+  const auto mask = [&](int k) {
 #pragma unroll
     for (int j = 0; j < WIDE; j++) {
       hold(score[j]);
-      if (WIDE == 1 && branch.even(k)) {
-        in0 = branch.sees(k, token0);
-        in1 = branch.sees(k, token1);
-      } else if (!branch.whole(k * WIDE + j)) {
+      if (!(WIDE == 1 && branch.even(k)) && !branch.whole(k * WIDE + j)) {
         int low0, high0, low1, high1;
         branch.range(k * WIDE + j, token0, low0, high0);
         branch.range(k * WIDE + j, token1, low1, high1);
+        // Key (i / 4) * 8 + (lane & 3) * 2 + (i & 1): what depends on the lane goes to the other side. Most masks have
+        // one border.
+        const int own = (lane & 3) * 2;
+        high0 -= own;
+        high1 -= own;
 #pragma unroll
-        for (int i = 0; i < 32; i++) {
-          const int key = (i / 4) * 8 + (lane & 3) * 2 + (i & 1);
-          const bool seen = (i & 2) ? key >= low1 && key < high1 : key >= low0 && key < high0;
-          if (!seen) score[j][i] = -positive_infinity();
+        for (int i = 0; i < 32; i++)
+          if (!((i / 4) * 8 + (i & 1) < ((i & 2) ? high1 : high0))) score[j][i] = -positive_infinity();
+        if (branch.has_low(k * WIDE + j)) {
+          low0 -= own;
+          low1 -= own;
+#pragma unroll
+          for (int i = 0; i < 32; i++)
+            if ((i / 4) * 8 + (i & 1) < ((i & 2) ? low1 : low0)) score[j][i] = -positive_infinity();
         }
       }
     }
   };
-  // Scores of step k become weights, relative to a reference that moves only when a score exceeds it by 2^RAISE:
-  // then `raised` is set for the whole warp, and the caller rescales the output once the last P*V is done.
-  const auto soften = [&](int k, float& keep0, float& keep1, bool& raised) {
-    bool in0, in1;
-    mask(k, in0, in1);
-    float max0 = score[0][0], max1 = score[0][2];
+  // Weights of the scores relative to the rows' references, and this thread's share of their sums.
+  const auto weigh = [&](float& add0, float& add1) {
+    const float minus0 = in0 ? -shift0 : -positive_infinity(), minus1 = in1 ? -shift1 : -positive_infinity();
 #pragma unroll
     for (int j = 0; j < WIDE; j++)
 #pragma unroll
       for (int i = 0; i < 32; i += 4) {
-        max0 = fmaxf(max0, fmaxf(score[j][i], score[j][i + 1]));
-        max1 = fmaxf(max1, fmaxf(score[j][i + 2], score[j][i + 3]));
+        const float a = exp2_approximate(fmaf(score[j][i], c, minus0)),
+                    b = exp2_approximate(fmaf(score[j][i + 1], c, minus0)),
+                    d = exp2_approximate(fmaf(score[j][i + 2], c, minus1)),
+                    e = exp2_approximate(fmaf(score[j][i + 3], c, minus1));
+        add0 = j + i == 0 ? a + b : add0 + (a + b);
+        add1 = j + i == 0 ? d + e : add1 + (d + e);
+        weights[j][i / 8][i / 2 % 4] = pack_bf16(a, b);
+        weights[j][i / 8][i / 2 % 4 + 1] = pack_bf16(d, e);
       }
-    if (!in0) max0 = -positive_infinity();
-    if (!in1) max1 = -positive_infinity();
-    raised = __any_sync(~0u, max0 > limit0 || max1 > limit1);
-    if (raised) {
-      max0 = quad_max(max0);
-      max1 = quad_max(max1);
-      max0 = max0 > limit0 ? max0 : top0;  // a row's bits must not depend on its neighbours: they may be later tokens
-      max1 = max1 > limit1 ? max1 : top1;
+  };
+  // Scores become weights. A row's reference is the largest score of the first step in which it sees anything. It moves
+  // only when a thread's share of the row's sum exceeds 2^RAISE: the sum is needed anyway, a maximum is not. Then the
+  // weights are computed again. A shift that is NaN, no reference yet, has the same effect. The last P*V must be done.
+  const auto soften = [&](bool first) {
+    float add0, add1;
+    u32 over0 = ~0u, over1 = ~0u;
+    if (!first) {
+      weigh(add0, add1);
+      over0 = __ballot_sync(~0u, !(add0 <= HIGHEST));
+      over1 = __ballot_sync(~0u, !(add1 <= HIGHEST));
+    }
+    if ((over0 | over1) != 0) {
+      float max0 = score[0][0], max1 = score[0][2];
+#pragma unroll
+      for (int j = 0; j < WIDE; j++)
+#pragma unroll
+        for (int i = 0; i < 32; i += 4) {
+          max0 = fmaxf(max0, fmaxf(score[j][i], score[j][i + 1]));
+          max1 = fmaxf(max1, fmaxf(score[j][i + 2], score[j][i + 3]));
+        }
+      max0 = quad_max(in0 ? max0 : -positive_infinity());
+      max1 = quad_max(in1 ? max1 : -positive_infinity());
+      // A row's bits must not depend on its neighbours, which may be later tokens: its own quad decides.
+      if (!(over0 >> (lane & 28) & 15)) max0 = top0;
+      if (!(over1 >> (lane & 28) & 15)) max1 = top1;
       shift0 = max0 == -positive_infinity() ? 0.0f : max0 * c;  // nothing seen yet: every exponent stays -inf
       shift1 = max1 == -positive_infinity() ? 0.0f : max1 * c;
       // Exactly 1 where nothing moves: a product and a difference in one instruction would leave the product's
       // rounding.
-      keep0 = max0 == top0 ? 1.0f : exp2_approximate(top0 * c - shift0);
-      keep1 = max1 == top1 ? 1.0f : exp2_approximate(top1 * c - shift1);
+      const float keep0 = max0 == top0 ? 1.0f : exp2_approximate(top0 * c - shift0),
+                  keep1 = max1 == top1 ? 1.0f : exp2_approximate(top1 * c - shift1);
       top0 = max0;
       top1 = max1;
-      limit0 = max0 + RAISE / c;
-      limit1 = max1 + RAISE / c;
       sum0 *= keep0;
       sum1 *= keep1;
+      if (!first) rescale(keep0, keep1);
+      weigh(add0, add1);
+      if (top0 == -positive_infinity() && token0 >= 0) shift0 = not_a_number();
+      if (top1 == -positive_infinity() && token1 >= 0) shift1 = not_a_number();
     }
-    const float minus0 = in0 ? -shift0 : -positive_infinity(), minus1 = in1 ? -shift1 : -positive_infinity();
-    float add0 = 0.0f, add1 = 0.0f;
-#pragma unroll
-    for (int j = 0; j < WIDE; j++)
-#pragma unroll
-      for (int i = 0; i < 32; i += 4) {
-        score[j][i] = exp2_approximate(fmaf(score[j][i], c, minus0));
-        score[j][i + 1] = exp2_approximate(fmaf(score[j][i + 1], c, minus0));
-        score[j][i + 2] = exp2_approximate(fmaf(score[j][i + 2], c, minus1));
-        score[j][i + 3] = exp2_approximate(fmaf(score[j][i + 3], c, minus1));
-        add0 += score[j][i] + score[j][i + 1];
-        add1 += score[j][i + 2] + score[j][i + 3];
-      }
     sum0 += add0;
     sum1 += add1;
   };
 
   // ---- The pipeline: P*V of step k - 1 runs beside Q*K of step k and its exponentials
   if (steps > 0) {
-    float keep0, keep1;
-    bool raised;
+    rows.sees(0, in0, in1);
     ring.wait(begin);
     matrix_begin();
     multiply(0);
     ring.refill(source, begin);
     matrix_wait<0>();
-    soften(0, keep0, keep1, raised);
-#pragma unroll
-    for (int j = 0; j < WIDE; j++) as_operand(weights[j], score[j]);
+    mask(0);
+    soften(true);
     for (int k = 1; k < steps; k++) {
+      rows.sees(k, in0, in1);
       ring.wait(begin + k);
       matrix_begin();
       multiply(k);
       accumulate(k - 1, weights);
       ring.refill(source, begin + k);
       matrix_wait<1>();
-      soften(k, keep0, keep1, raised);
+      mask(k);
       matrix_wait<0>();
       ring.leave(begin + k - 1);
 #pragma unroll
       for (int p = 0; p < PV; p++) hold(out[p]);
-      if (raised) rescale(keep0, keep1);
-#pragma unroll
-      for (int j = 0; j < WIDE; j++) as_operand(weights[j], score[j]);
+      soften(false);
     }
+  }
+  // A thread writes columns 8 * (lane % 4) and 32 + 8 * (lane % 4) of its two rows.
+  typename Branch::Ahead ahead[4];
+  const auto load_ahead = [&](int p) {
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      branch.load(ahead[i], min(row + (i & 1) * 8, branch.rows - 1),
+                  min(p * 64 + (i / 2) * 32 + (lane & 3) * 8, DV - 8));
+  };
+  load_ahead(0);
+  if (steps > 0) {
     matrix_begin();
     accumulate(steps - 1, weights);
     matrix_wait<0>();
@@ -253,68 +312,111 @@ __device__ __forceinline__ void attend_tiles(const Branch& branch, const Stages&
 #pragma unroll
     for (int p = 0; p < PV; p++) hold(out[p]);
   }
-  if (!OWN_STAGING)
-    barrier(1 + group, 128);  // the queries are no longer needed: the output goes out through their panel
 
   // ---- Output [rows, DV] and log-sum-exp [rows]
   sum0 = quad_sum(sum0);
   sum1 = quad_sum(sum1);
-  const float scale0 = sum0 > 0.0f ? 1.0f / sum0 : 0.0f, scale1 = sum1 > 0.0f ? 1.0f / sum1 : 0.0f;
-  const float lse0 = sum0 > 0.0f ? top0 * c + log2f(sum0) : -positive_infinity(),
-              lse1 = sum1 > 0.0f ? top1 * c + log2f(sum1) : -positive_infinity();
+  const float scale0 = sum0 > 0.0f ? reciprocal_approximate(sum0) : 0.0f,
+              scale1 = sum1 > 0.0f ? reciprocal_approximate(sum1) : 0.0f;
+  const float lse0 = sum0 > 0.0f ? top0 * c + Branch::log2_of(sum0) : -positive_infinity(),
+              lse1 = sum1 > 0.0f ? top1 * c + Branch::log2_of(sum1) : -positive_infinity();
 #pragma unroll
-  for (int p = 0; p < PV; p++)
-    store_rows(out[p], staging, scale0, scale1, [&](int i, int r, int chunk, uint4 x) {
-      const float lse =
-          __shfl_sync(~0u, i < 2 ? lse0 : lse1, ((i * 4 + lane / 8) & 7) * 4);  // of the quad that owns row r
-      if (group * 64 + r < branch.rows && p * 64 + chunk * 8 < DV)
-        branch.finish(group * 64 + r, p * 64 + chunk * 8, x, lse);
-    });
+  for (int p = 0; p < PV; p++) {
+    uint4 x[4];
+    quad_rows(x, out[p], scale0, scale1);
+    if (p > 0) load_ahead(p);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const int r = row + (i & 1) * 8, column = p * 64 + (i / 2) * 32 + (lane & 3) * 8;
+      if (r < branch.rows && column < DV) branch.finish(r, column, x[i], i & 1 ? lse1 : lse0, ahead[i]);
+    }
+  }
 }
 
-// The queries of this warpgroup's rows, one panel after the other for each warpgroup.
+// Starts the copy of the queries of this warpgroup's rows, one panel after the other for each warpgroup.
 template <class Branch> __device__ __forceinline__ void load_queries(const Branch& branch, u32 own) {
   const int thread = threadIdx.x, group = thread / 128;
   load_panel<DK, 128>(own, thread & 127, branch.q, [&](int r) { return branch.index(group * 64 + r); });
   copies_commit();
+}
+__device__ __forceinline__ void await_queries() {
   copies_wait<0>();
   matrix_publish();
-  barrier(1 + group, 128);
+  barrier(1 + threadIdx.x / 128, 128);
 }
 
 template <int WARPGROUPS, int WIDE, class Branch>
 __device__ __forceinline__ void attend(const Branch& branch, unsigned char* shared) {
-  const u32 origin = shared_address(shared), base = (origin + 1023) & ~1023u, own = base + warpgroup() * PK * PANEL;
+  const u32 base = (shared_address(shared) + 1023) & ~1023u, own = base + warpgroup() * PK * PANEL;
   Ring<WARPGROUPS, WIDE> ring;
   ring.base = base + WARPGROUPS * PK * PANEL;
   ring.barriers = ring.base + STAGES * ring.STAGE;
   ring.steps = (branch.tiles + WIDE - 1) / WIDE;
+  load_queries(branch, own);
   ring.init();
   ring.start(branch);
-  load_queries(branch, own);
-  attend_tiles<WARPGROUPS, WIDE, false>(branch, ring, branch, 0, own, shared + (own - origin));
+  await_queries();
+  attend_tiles<WARPGROUPS, WIDE>(branch, ring, branch, 0, own);
 }
 
-// Two branches of the same rows; the second may have no tiles, then nothing of it is written. Shared memory:
-// ATTEND_BOTH_SHARED.
-constexpr int BOTH_STAGES = PK + PV <= 2 ? 4 : 3;
-template <int WARPGROUPS> constexpr int ATTEND_BOTH_SHARED =
-    (WARPGROUPS * (PK + 1) + BOTH_STAGES * (PK + PV)) * PANEL + 1024 + 128;
-template <int WARPGROUPS, class First, class Second>
-__device__ __forceinline__ void attend_both(const First& first, const Second& second, unsigned char* shared) {
-  const u32 origin = shared_address(shared), base = (origin + 1023) & ~1023u,
-            own = base + warpgroup() * (PK + 1) * PANEL;
-  const Both<First, Second> both = {first, second};
-  Ring<WARPGROUPS, 1, BOTH_STAGES> ring;
-  ring.base = base + WARPGROUPS * (PK + 1) * PANEL;
-  ring.barriers = ring.base + BOTH_STAGES * ring.STAGE;
-  ring.steps = first.tiles + second.tiles;
+// Up to COUNT tiles of rows one after the other: queries and first keys of a tile arrive while the one before is worked
+// on. advance(tile) makes the first tile the next one and returns false after the last. A tile has
+//   add_runs(runs)   what it streams
+//   attend_all<WARPGROUPS>(ring, runs, begin, queries)   attend_tiles for each of its branches; returns its steps
+// Shared memory: STREAM_SHARED with twice the panels of queries.
+template <int WARPGROUPS, int COUNT, class Tile, class Advance>
+__device__ __forceinline__ void attend_each(Tile& tile, unsigned char* shared, const Advance& advance) {
+  const u32 base = (shared_address(shared) + 1023) & ~1023u, own = base + warpgroup() * 2 * PK * PANEL;
+  Ring<WARPGROUPS, 1> ring;
+  ring.base = base + WARPGROUPS * 2 * PK * PANEL;
+  ring.barriers = ring.base + STAGES * ring.STAGE;
+  load_queries(tile.packed_rows(), own);
   ring.init();
-  ring.start(both);
+  Runs runs;
+  if (threadIdx.x < 32) {
+    tile.add_runs(runs);
+    const int first = runs.steps;
+    ring.start(runs, 0, first);
+    Tile later = tile;
+#pragma unroll 1
+    for (int i = 1; i < COUNT && advance(later); i++) later.add_runs(runs);
+    ring.start(runs, first, runs.steps);
+  }
+  ring.steps = runs.steps;
+  int begin = 0;
+#pragma unroll 1
+  for (int i = 0;; i++) {
+    await_queries();
+    Tile later = tile;
+    const bool more = i + 1 < COUNT && advance(later);
+    if (more) load_queries(later.packed_rows(), own + (~i & 1) * PK * PANEL);
+    begin += tile.template attend_all<WARPGROUPS>(ring, runs, begin, own + (i & 1) * PK * PANEL);
+    if (!more) break;
+    advance(tile);
+  }
+}
+
+// Two branches of the same rows. second.prepare() is called once queries and the first branch's tiles have been
+// requested: then the first warp knows the second branch's tiles. All warps know them after second.complete(), which
+// follows a barrier of the warpgroup. Shared memory: STREAM_SHARED.
+template <int WARPGROUPS, class First, class Second>
+__device__ __forceinline__ void attend_both(const First& first, Second& second, unsigned char* shared) {
+  const u32 base = (shared_address(shared) + 1023) & ~1023u, own = base + warpgroup() * PK * PANEL;
+  const Both<First, Second> both = {first, second};
+  Ring<WARPGROUPS, 1> ring;
+  ring.base = base + WARPGROUPS * PK * PANEL;
+  ring.barriers = ring.base + STAGES * ring.STAGE;
   load_queries(first, own);
-  unsigned char* const staging = shared + (own + PK * PANEL - origin);
-  attend_tiles<WARPGROUPS, 1, true>(first, ring, both, 0, own, staging);
-  if (second.tiles > 0) attend_tiles<WARPGROUPS, 1, true>(second, ring, both, first.tiles, own, staging);
+  ring.init();
+  ring.start(both, 0, first.tiles);
+  second.prepare();
+  ring.steps = first.tiles + second.tiles;
+  ring.start(both, first.tiles, ring.steps);
+  await_queries();
+  second.complete();
+  ring.steps = first.tiles + second.tiles;
+  attend_tiles<WARPGROUPS, 1>(first, ring, both, 0, own);
+  attend_tiles<WARPGROUPS, 1>(second, ring, both, first.tiles, own);
 }
 
 // Rows of one group packed without gaps: row r of the tile is token (start + r) / h, head (start + r) % h.
@@ -329,11 +431,18 @@ struct PackedRows {
     const int token = (u32)(start + r) / HPG;  // (first + token) * HEADS + group * HPG + (start + r) % HPG
     return r < rows ? (i64)first * HEADS + token * (HEADS - HPG) + group * HPG + start + r : -1;
   }
+  struct Rows {
+    __device__ __forceinline__ Rows(const PackedRows&, int, int) {}
+    __device__ __forceinline__ void sees(int, bool&, bool&) const {}
+  };
   __device__ __forceinline__ bool even(int) const { return false; }
-  __device__ __forceinline__ bool sees(int, int) const { return true; }
-  __device__ __forceinline__ void finish(int r, int column, uint4 x, float lse) const {
+  __device__ __forceinline__ bool has_low(int) const { return false; }
+  static __device__ __forceinline__ float log2_of(float x) { return log2_approximate(x); }
+  struct Ahead {};
+  __device__ __forceinline__ void load(Ahead&, int, int) const {}
+  __device__ __forceinline__ void finish(int r, int column, uint4 x, float lse, const Ahead& = {}) const {
     const i64 at = index(r);
-    *(uint4*)(o + at * DV + column) = x;
+    store16(o + at * DV + column, x);
     if (column == 0) l[at] = LN2 * lse;
   }
 };

@@ -135,7 +135,6 @@ export class FusedForward {
     this.rank();
     this.packSelected();
     this.packWindow();
-    this.window();
     this.#union(null, null);
   }
 
@@ -152,7 +151,6 @@ export class FusedForward {
     this.packWindow();
     this.index(path);
     if (options.sorted) this.sort();
-    if (path === 'union') this.window();
     this.selected(path, options.served);
   }
 
@@ -171,29 +169,25 @@ export class FusedForward {
   compressed(): void {
     const { batch, results } = this;
     const { oCmp, lseCmp } = results;
+    const constant = (name: string) => batch.constant('compressed', `compressed_forward_${name}`);
     // Ranking reads what this computes, from the beginning of its first tile on.
-    const tile = batch.constant('select', 'select_blocks_tokens');
-    const skipped = this.#rowTilesBefore('compressed', 'compressed_forward', this.#start - (this.#start % tile));
+    const first = this.#start - (this.#start % batch.constant('select', 'select_blocks_tokens'));
+    const skipped = Math.floor((first * batch.headsPerGroup) / constant('rows'));
+    const tiles = { skipped, perBlock: constant('tiles') };
     batch.launchTilesFrom(
-      ...(['compressed', 'compressed_forward', skipped, this.inputs.q, this.scratch.packedCmp] as const),
+      ...(['compressed', 'compressed_forward', tiles, this.inputs.q, this.scratch.packedCmp] as const),
       ...[oCmp, lseCmp, batch.tokenStarts, batch.sequences, skipped],
     );
   }
 
+  /** The window branch alone, for measurements: the kernels of the selected branch include it. */
   window(): void {
     const { batch, results } = this;
     const { oWin, lseWin } = results;
-    const skipped = this.#rowTilesBefore('window', 'window_forward', this.#start);
-    batch.launchTilesFrom(
-      ...(['window', 'window_forward', skipped, this.inputs.q, this.scratch.packedWin] as const),
-      ...[oWin, lseWin, batch.tokenStarts, batch.sequences, skipped],
+    batch.launchTiles(
+      ...(['window', 'window_forward', this.inputs.q, this.scratch.packedWin] as const),
+      ...[oWin, lseWin, batch.tokenStarts, batch.sequences, 0],
     );
-  }
-
-  /** Whole tiles of rows before `token`. */
-  #rowTilesBefore(source: 'compressed' | 'window', kernel: string, token: number): number {
-    const { batch } = this;
-    return Math.floor((token * batch.headsPerGroup) / batch.constant(source, `${kernel}_rows`));
   }
 
   /** Ranks blocks, and counts the tokens that chose each. */
@@ -260,7 +254,7 @@ export class FusedForward {
     );
   }
 
-  /** The selected branch and the gated sum; unless the path is `union`, the window branch too. */
+  /** The selected and the window branch, and the gated sum. */
   selected(path: SelectedPath, served: Tensor | null): void {
     if (path === 'union') {
       this.#union(null, served);
@@ -272,7 +266,8 @@ export class FusedForward {
   }
 
   /**
-   * The tokens of a tile share one stream over the union of their blocks. Without a schedule it works on all tokens.
+   * The window branch; then the tokens of a tile share one stream over the union of their blocks. Without a schedule it
+   * works on all tokens.
    */
   #union(schedule: Tensor | null, served: Tensor | null): void {
     const { batch, inputs, results, scratch } = this;
@@ -287,13 +282,13 @@ export class FusedForward {
         block: constant('threads'),
         shared: constant('shared') + plan.words * 4,
       },
-      ...[inputs.q, scratch.packedSel, results.selected, results.oCmp, results.oWin, inputs.gates],
-      ...[results.oSel, results.lseSel, results.out, schedule, served],
+      ...[inputs.q, scratch.packedSel, scratch.packedWin, results.selected, results.oCmp, inputs.gates],
+      ...[results.oSel, results.lseSel, results.oWin, results.lseWin, results.out, schedule, served],
       ...[batch.tokenStarts, batch.sequences, plan.words, plan.stretch, skipped],
     );
   }
 
-  /** The window branch; and, for the stretches of KV-outer, the forced blocks with the same queries. */
+  /** For the stretches of KV-outer: the window branch, and the forced blocks with the same queries. */
   #dense(): void {
     const { batch, inputs, results, scratch } = this;
     const { oSel, lseSel, oWin, lseWin } = results;

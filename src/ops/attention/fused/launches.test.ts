@@ -98,14 +98,29 @@ describe('launches of the fused kernels', () => {
   });
 
   it('leave out what a forced path does not need', () => {
-    expect(names(trace({ path: 'union' }).forward)).toEqual([...BEGINNING, 'window_forward', 'selected_union']);
+    expect(names(trace({ path: 'union' }).forward)).toEqual([...BEGINNING, 'selected_union']);
     const outer = ['selected_dense', 'selected_outer'];
     expect(names(trace({ path: 'outer' }).forward)).toEqual([...BEGINNING, ...outer]);
   });
 
+  it('leave out KV-outer where no token sees enough blocks for it', () => {
+    const launched = (length: number) => {
+      const device = new RecordingCuda(constant);
+      const layout = sparseLayout(new Sequences(device, [100, length]), SPARSE);
+      const tape = new Tape(device, { record: false });
+      nativeSparseAttention(tape, inputsOf(tape, layout.blocks.total, 100 + length), layout, SPARSE);
+      tape.end();
+      return device.launches;
+    };
+    expect(names(launched(43 * 64))).toEqual([...BEGINNING, 'selected_union']);
+    expect(find(launched(43 * 64), 'selected_union').values[11]).toBeNull(); // no plan: all tokens
+    const both = ['selected_dense', 'selected_union', 'selected_outer'];
+    expect(names(launched(43 * 64 + 1))).toEqual([...BEGINNING, ...both]);
+  });
+
   it('build v1 with a tile for every token', () => {
     const { forward } = trace({ kernel: 'v1' });
-    expect(names(forward)).toEqual([...BEGINNING, 'window_forward', 'selected_union']);
+    expect(names(forward)).toEqual([...BEGINNING, 'selected_union']);
     expect(forward[0].macros).toMatchObject({ UNION_TOKENS: 1, UNION_WARPGROUPS: 1 });
     expect(trace({ mmaSync: true }).forward[0].macros).toMatchObject({ UNION_TOKENS: 21, MMA_SYNC: 1 });
   });
@@ -177,7 +192,7 @@ describe('launches of the fused kernels', () => {
   it('cover the batch', () => {
     const { forward, backward } = trace();
     expect(find(forward, 'compressed_forward').shape).toEqual({
-      grid: [Math.ceil((3000 * 6) / 128) + 1 + Math.ceil(3000 / 128), 2],
+      grid: [(Math.ceil((3000 * 6) / 128) + 1 + Math.ceil(3000 / 128)) / 2, 2], // two tiles for each thread block
       block: 256,
       shared: SHARED['compressed_forward_shared'],
     });
@@ -198,18 +213,19 @@ describe('launches of the fused kernels', () => {
     fusedSparseAttentionFrom(tape, inputsOf(tape, layout.blocks.total, 3000), layout, SPARSE, 2100);
     const { launches } = device;
     expect(names(launches)).toEqual([
-      ...['compressed_pack', 'compressed_forward', 'select_blocks', 'selected_pack', 'window_pack'],
-      ...['window_forward', 'selected_union'],
+      ...['compressed_pack', 'compressed_forward', 'select_blocks', 'selected_pack', 'window_pack', 'selected_union'],
     ]);
     const skipped = (kernel: string) => find(launches, kernel).values.at(-1) as number;
     // Tiles of 64 tokens are ranked, so the compressed branch begins at token 2,048; tiles have 128 rows of six heads.
     expect(skipped('select_blocks')).toBe(32);
     expect(skipped('compressed_forward')).toBe((2048 * 6) / 128);
-    expect(skipped('window_forward')).toBe(Math.floor((2100 * 6) / 128));
     expect(skipped('selected_union')).toBe(100); // of 21 tokens
     expect(find(launches, 'select_blocks').shape.grid).toEqual([47 - 32, 2]);
     expect(find(launches, 'selected_union').shape.grid).toEqual([143 - 100, 2]);
-    expect(find(launches, 'window_forward').shape.grid).toEqual([Math.ceil((3000 * 6) / 128) - 98, 2]);
+    expect(find(launches, 'compressed_forward').shape.grid).toEqual([
+      Math.ceil((Math.ceil((3000 * 6) / 128) - 96) / 2),
+      2,
+    ]);
     tape.end();
   });
 

@@ -16,10 +16,11 @@
 
 constexpr bool ALONG = false, ACROSS = true;
 
-// This thread's warpgroup. The shuffle lets the assembler know that the value is uniform in a warp: handles derived
-// from it are computed once, in uniform registers, where a product reads them, instead of being moved there each time
-// (18 of 244 instructions of a step).
-__device__ __forceinline__ int warpgroup() { return (int)__shfl_sync(~0u, threadIdx.x / 128, 0); }
+// A value that is the same in all lanes. The shuffle lets the assembler know it: handles derived from it are computed
+// once, in uniform registers, where a product reads them, instead of being moved there each time (18 of 244
+// instructions of a step).
+__device__ __forceinline__ int uniform(int x) { return __shfl_sync(~0u, x, 0); }
+__device__ __forceinline__ int warpgroup() { return uniform(threadIdx.x / 128); }
 
 __device__ __forceinline__ void hold(float (&d)[32]) {
 #pragma unroll
@@ -130,6 +131,27 @@ __device__ __forceinline__ void as_operand(u32 (&a)[4][4], const float (&d)[32])
   for (int s = 0; s < 4; s++)
 #pragma unroll
     for (int e = 0; e < 4; e++) a[s][e] = pack_bf16(d[s * 8 + e * 2], d[s * 8 + e * 2 + 1]);
+}
+
+// The accumulator as bf16 rows, 16 bytes at a time, by exchanges inside a quad of lanes. x[i]: columns
+// 32 * (i / 2) + 8 * (lane % 4) and following of row lane / 4 + 8 * (i % 2) of the warp.
+__device__ __forceinline__ void quad_rows(uint4 (&x)[4], const float (&d)[32], float scale0, float scale1) {
+  const bool odd = threadIdx.x & 1, upper = threadIdx.x & 2;
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const float scale = i & 1 ? scale1 : scale0;
+    u32 w[4];
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+      const int at = ((i / 2) * 4 + n) * 4 + (i & 1) * 2;
+      w[n] = pack_bf16(d[at] * scale, d[at + 1] * scale);
+    }
+    // The transpose of 4 x 4 words: chunks of eight columns by lanes.
+    const u32 a = __shfl_xor_sync(~0u, odd ? w[0] : w[1], 1), b = __shfl_xor_sync(~0u, odd ? w[2] : w[3], 1);
+    w[0] = odd ? a : w[0], w[1] = odd ? w[1] : a, w[2] = odd ? b : w[2], w[3] = odd ? w[3] : b;
+    const u32 c = __shfl_xor_sync(~0u, upper ? w[0] : w[2], 2), e = __shfl_xor_sync(~0u, upper ? w[1] : w[3], 2);
+    x[i] = make_uint4(upper ? c : w[0], upper ? e : w[1], upper ? w[2] : c, upper ? w[3] : e);
+  }
 }
 
 // A warpgroup's accumulator leaves as bf16 rows, 16 bytes a thread, through a panel of shared memory.

@@ -105,7 +105,7 @@ export function fusedSparseAttention(
   const cuda = cudaRuntime(tape.device);
   if (!cuda) throw new Error('the fused attention kernels need a CUDA device');
   const batch = new FusedBatch(cuda, { heads: headsOf(inputs, layout), sparse }, fusedBuild(options), layout);
-  const path = fusedPath(options);
+  const path = batch.pathOf(fusedPath(options));
   const ordered = options.deterministic ?? false;
   const isEmpty = layout.tokens.total === 0;
   const prepare = (ranked: Ranked) =>

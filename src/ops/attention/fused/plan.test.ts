@@ -126,27 +126,27 @@ describe('sizes', () => {
   it('of shared memory are those the kernels export', () => {
     // Read from compiled code; the test on the GPU compares all of them for all its shapes.
     expect(sharedBytes(PAPER, SHARED, 21)).toEqual({
-      compressed_forward_shared: 83_072,
+      compressed_forward_shared: 99_456,
       compressed_backward_shared: 69_632,
       compressed_window_query_gradient_shared: 115_840,
       window_forward_shared: 83_072,
       window_backward_shared: 69_632,
       window_query_gradient_shared: 115_840,
       select_blocks_shared: 68_096,
-      selected_union_shared: 85_348,
-      selected_dense_shared: 99_456,
+      selected_union_shared: 84_676,
+      selected_dense_shared: 83_072,
       selected_outer_shared: 48_128,
       selected_backward_shared: 74_752,
     });
     const queryMajor = { queryMajor: true, mmaSync: false };
-    expect(sharedBytes(PAPER, queryMajor, 1).selected_union_shared).toBe(74_956);
+    expect(sharedBytes(PAPER, queryMajor, 1).selected_union_shared).toBe(75_024);
     expect(sharedBytes(shaped({}, { lSel: 48, nSel: 10 }), SHARED, 21).select_blocks_shared).toBe(88_576);
   });
 
   it('of wide and of many heads', () => {
     const sizes = (heads: Partial<FusedShape['heads']>) => sharedBytes(shaped(heads), SHARED, 8);
     expect(sizes({ heads: 64, groups: 4, dk: 128, dv: 128 })).toMatchObject({
-      selected_dense_shared: 148_608,
+      selected_dense_shared: 164_992,
       selected_outer_shared: 75_776,
     });
     expect(sizes({ heads: 16, groups: 1 }).selected_outer_shared).toBe(43_008);

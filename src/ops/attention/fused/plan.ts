@@ -78,6 +78,11 @@ export function unionLimit(shape: FusedShape, tokens: number): number {
   return ((43 * shape.sparse.nSel) / 16) * (tokens / full);
 }
 
+/** Whether the device could only choose tile-union: no token sees more blocks than a mean union may have. */
+export function isAlwaysUnion(shape: FusedShape, tokens: number, longest: number): boolean {
+  return Math.ceil(longest / shape.sparse.lSel) <= unionLimit(shape, tokens);
+}
+
 export function fusedMacros({ heads, sparse }: FusedShape, build: FusedBuild, unionTokens: number): Macros {
   return {
     ...headMacros(heads),
@@ -104,7 +109,9 @@ function streamShared({ dk, dv }: HeadShape, warpgroups: number, ownPanels: numb
 function unionShared({ heads, sparse }: FusedShape, tokens: number, warpgroups: number): number {
   const most = tokens * sparse.nSel;
   const words = Math.ceil(most / 32);
-  return streamShared(heads, warpgroups, panels(heads.dk)) + 4 * (most + tokens * words + 2);
+  const general = 4 * (tokens * words + 2 + Math.ceil(most / 2));
+  const short = 4 * (tokens * 2 + 2 + 32); // bits for 64 blocks; one for each warpgroup
+  return streamShared(heads, warpgroups, panels(heads.dk)) + Math.max(general, warpgroups * short);
 }
 
 /**
@@ -123,6 +130,12 @@ export function windowShared(heads: HeadShape): Record<'forward' | 'backward' | 
     backward: backwardShared(heads, pk + pv <= 2 ? 3 : 2),
     queryGradient: streamShared(heads, pk + pv <= 2 ? 3 : 1, pk + pv),
   };
+}
+
+/** Of the compressed branch: small heads leave room for the queries of the next tile of rows. */
+function compressedShared(heads: HeadShape): number {
+  const [pk, pv] = [panels(heads.dk), panels(heads.dv)];
+  return streamShared(heads, 2, pk + pv <= 2 ? 2 * pk : pk);
 }
 
 /**
@@ -144,15 +157,6 @@ function scoringTiles(heads: HeadShape, split: number): number {
 }
 
 /**
- * Of window and forced blocks one after the other: queries and a panel for outputs for each of two warpgroups, and
- * the ring.
- */
-function denseShared({ dk, dv }: HeadShape): number {
-  const [pk, pv] = [panels(dk), panels(dv)];
-  return (2 * (pk + 1) + (pk + pv <= 2 ? STAGES : 3) * (pk + pv)) * PANEL + 1024 + 128;
-}
-
-/**
  * Of the KV-outer kernel: two stages of queries, and where rows lie; for wide or many heads that is looked up per
  * token.
  */
@@ -170,7 +174,7 @@ export function sharedBytes(shape: FusedShape, build: FusedBuild, unionTokens: n
   const split = scoringSplit(heads);
   const shifts = scoringTiles(heads, split) * TILE * 4;
   return {
-    compressed_forward_shared: forward,
+    compressed_forward_shared: compressedShared(heads),
     compressed_backward_shared: backward,
     compressed_window_query_gradient_shared: queryGradient,
     window_forward_shared: forward,
@@ -178,7 +182,7 @@ export function sharedBytes(shape: FusedShape, build: FusedBuild, unionTokens: n
     window_query_gradient_shared: queryGradient,
     select_blocks_shared: scoringBytes(heads, split) + shifts + 1024 + (pooledInRegisters ? 0 : POOLING_BYTES),
     selected_union_shared: unionShared(shape, unionTokens, build.queryMajor ? 1 : 2),
-    selected_dense_shared: denseShared(heads),
+    selected_dense_shared: forward,
     selected_outer_shared: outerShared(heads),
     selected_backward_shared: backwardShared(heads, 2) + 2 * PANEL + SELECTED_CHUNK * 12,
   };

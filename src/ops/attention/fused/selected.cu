@@ -4,7 +4,7 @@
 //   selected_dense, selected_outer (selected-outer.cuh)
 //                     KV-outer: blocks 0, cur-1, cur densely; then every chosen block over the list of tokens
 //                     that chose it, as partial results, merged as they come. Cost does not depend on agreement.
-//                     The first of the two does the window branch as well, for all tokens, with the same queries.
+// selected_union and selected_dense do the window branch of their tokens as well, with the same queries.
 //   selected_backward (selected-backward.cuh)
 //                     KV-outer over forced and chosen tokens alike.
 // Both forward paths are launched; the plan (plan.cuh) decides on the device which one works on which stretch of
@@ -19,9 +19,6 @@
 
 static_assert(SEL_L <= 64, "selection blocks over 64 tokens are not supported");
 
-#ifndef UNION_WIDE
-#define UNION_WIDE 1
-#endif
 #ifndef DENSE_WARPGROUPS
 #define DENSE_WARPGROUPS 2
 #endif
@@ -30,17 +27,26 @@ constexpr int UNION_WORDS = (UNION_MAX + 31) / 32;
 
 // Shared memory of the union: the stream's blocks and, per token, which of them it selected.
 struct Union {
-  int blocks[UNION_MAX];
   u32 member[UNION_TOKENS][UNION_WORDS];
   int count, before;  // blocks of the union, and how many of them lie before every token
+  unsigned short blocks[(UNION_MAX + 1) / 2 * 2];
 };
+// The same where a tile sees at most 64 blocks; each warpgroup has its own.
+struct ShortUnion {
+  u32 member[UNION_TOKENS][2];
+  int count, before;
+  unsigned short blocks[64];
+};
+constexpr int UNION_BYTES = (int)(sizeof(Union) > UNION_WARPGROUPS * sizeof(ShortUnion)
+                                      ? sizeof(Union)
+                                      : UNION_WARPGROUPS * sizeof(ShortUnion));
 
 // plus 4 bytes per word, words = (blocks of the longest sequence + 31) / 32
-EXPORT(selected_union_shared, STREAM_SHARED<UNION_WARPGROUPS, UNION_WIDE, PK> + (int)sizeof(Union))
+EXPORT(selected_union_shared, STREAM_SHARED<UNION_WARPGROUPS, 1, PK> + UNION_BYTES)
 EXPORT(selected_union_tokens, UNION_TOKENS)
 EXPORT(selected_union_threads, STREAM_THREADS<UNION_WARPGROUPS>)
 EXPORT(selected_dense_threads, STREAM_THREADS<DENSE_WARPGROUPS>)
-EXPORT(selected_dense_shared, ATTEND_BOTH_SHARED<DENSE_WARPGROUPS>)
+EXPORT(selected_dense_shared, STREAM_SHARED<DENSE_WARPGROUPS, 1, PK>)
 EXPORT(selected_dense_rows, DENSE_WARPGROUPS * 64)
 
 // grid (blocks of all sequences, groups)
@@ -49,72 +55,74 @@ extern "C" __global__ void __launch_bounds__(256) selected_pack(const bf16* k, c
   pack_tile<SEL_L>(k, v, packed, cu_seqlens, sequences);
 }
 
-struct SelectedUnion : PackedRows {
-  const Union* u;
-  Combination combine;
-  // blocks before every token come first: a token sees all of one or nothing
-  __device__ __forceinline__ bool even(int i) const { return i < before; }
-  __device__ __forceinline__ bool sees(int i, int t) const {
-    return t >= 0 && (u->member[t - token_first][i / 32] >> (i & 31) & 1);
-  }
-  __device__ __forceinline__ bool whole(int) const { return false; }
-  int border;  // of two stretches: tokens on the other kernel's side are not written
-  bool earlier, later;
-  __device__ __forceinline__ void finish(int r, int column, uint4 x, float lse) const {
-    if (!(token(r) < border ? earlier : later)) return;
-    PackedRows::finish(r, column, x, lse);
-    combine(index(r), column, x);
-  }
-  int tiles, before, packed0, token_first;
-  __device__ __forceinline__ int tile(int i) const { return packed0 + u->blocks[min(i, tiles - 1)]; }
-  __device__ __forceinline__ void range(int tile, int t, int& low, int& high) const {
-    low = 0;
-    const bool in = t >= 0 && tile < tiles && (u->member[t - token_first][tile / 32] >> (tile & 31) & 1);
-    high = in ? min(SEL_L, t + 1 - u->blocks[tile] * SEL_L) : 0;
-  }
-};
+// Blocks of a token, 64 bits: selected [SEL_N], -1 for none.
+__device__ __forceinline__ u64 block_mask(const int* selected) {
+  int block[SEL_N];
+#pragma unroll
+  for (int i = 0; i < SEL_N; i++) block[i] = selected[i];
+  u64 mask = 0;
+#pragma unroll
+  for (int i = 0; i < SEL_N; i++)
+    if (block[i] >= 0) mask |= 1ull << block[i];
+  return mask;
+}
+__device__ __forceinline__ u64 below(int bit) { return bit < 64 ? (1ull << bit) - 1 : ~0ull; }
+__device__ __forceinline__ int popcount(u64 x) { return __popc((u32)x) + __popc((u32)(x >> 32)); }
+__device__ __forceinline__ u32 warp_or(u32 x) {
+#pragma unroll
+  for (int s = 16; s > 0; s /= 2) x |= __shfl_xor_sync(~0u, x, s);
+  return x;
+}
 
-// grid (tiles of UNION_TOKENS tokens but the first `skipped`, groups); works where the plan is null or assigns the
-// stretch to it; served[0] counts the times it did
-extern "C" __global__ void
-    __launch_bounds__(STREAM_THREADS<UNION_WARPGROUPS>, FORWARD_BLOCKS(UNION_WARPGROUPS, UNION_WIDE))
-    selected_union(const bf16* q, const unsigned char* packed, const int* selected, const bf16* cmp, const bf16* win,
-                   const float* gates, bf16* out, float* lse, bf16* combined, const Plan* plan, int* served,
-                   const int* cu_seqlens, int sequences, int words, int stretch, int skipped) {
-  extern __shared__ unsigned char shared[];
-  if (plan != nullptr && plan->union_stretches == 0) return;
-  if (served != nullptr && threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0) served[0]++;
-  Union* const u = (Union*)(shared + STREAM_SHARED<UNION_WARPGROUPS, UNION_WIDE, PK>);
-  u32* const bits = (u32*)(u + 1);
-  Place place;
-  if (!find_place(
-          cu_seqlens, sequences, skipped + gridDim.x - 1 - blockIdx.x,
-          [](int length) { return (length + UNION_TOKENS - 1) / UNION_TOKENS; },
-          [](int length) { return (length + SEL_L - 1) / SEL_L; }, place))
-    return;
-  const int thread = threadIdx.x, group = blockIdx.y, t0 = place.tile * UNION_TOKENS;
-  const int tokens = min(UNION_TOKENS, place.length - t0);
-  SelectedUnion branch;
-  const int stretch0 = (place.first + t0) / stretch, stretch1 = (place.first + t0 + tokens - 1) / stretch;
-  branch.earlier = plan == nullptr || plan->choice[stretch0] == TILE_UNION;
-  branch.later = plan == nullptr || plan->choice[stretch1] == TILE_UNION;
-  branch.border = stretch1 * stretch - place.first;
-  if (!branch.earlier && !branch.later) return;
-  const int* const rows = selected + ((i64)(place.first + t0) * GROUPS + group) * SEL_N;
-  for (int w = thread; w < words; w += STREAM_THREADS<UNION_WARPGROUPS>) bits[w] = 0;
-  for (int w = thread; w < UNION_TOKENS * UNION_WORDS; w += STREAM_THREADS<UNION_WARPGROUPS>)
-    u->member[w / UNION_WORDS][w % UNION_WORDS] = 0;
+// The union where no block number exceeds 63, by one warp. rows: the selections of the tokens, GROUPS * SEL_N apart.
+__device__ __forceinline__ void short_union(ShortUnion* u, const int* rows, int tokens, int t0) {
+  const int lane = threadIdx.x & 31;
+  u32 low = 0, high = 0;
+  for (int t = lane; t < tokens; t += 32) {
+    const u64 mine = block_mask(rows + (i64)t * GROUPS * SEL_N);
+    u->member[t][0] = (u32)mine;
+    u->member[t][1] = (u32)(mine >> 32);
+    low |= (u32)mine;
+    high |= (u32)(mine >> 32);
+  }
+  low = warp_or(low);
+  high = warp_or(high);
+  const u64 all = (u64)high << 32 | low;
+#pragma unroll
+  for (int block = lane; block < 64; block += 32)
+    if (all >> block & 1) u->blocks[popcount(all & below(block))] = (unsigned short)block;
+  if (lane == 0) {
+    u->count = popcount(all);
+    u->before = popcount(all & below((t0 + 1) / SEL_L));
+  }
+  if ((all & (all + 1)) == 0) return;  // every block up to the last: its number is its place
+  for (int t = lane; t < tokens; t += 32) {
+    u64 places = 0;
+    for (u64 mine = (u64)u->member[t][1] << 32 | u->member[t][0]; mine != 0; mine &= mine - 1)
+      places |= 1ull << popcount(all & ((mine & (0 - mine)) - 1));
+    u->member[t][0] = (u32)places;
+    u->member[t][1] = (u32)(places >> 32);
+  }
+}
+
+// The union in general, by all threads. bits: a bitmap of `words` words.
+__device__ __forceinline__ void general_union(Union* u, u32* bits, const int* rows, int tokens, int words, int t0) {
+  constexpr int THREADS = STREAM_THREADS<UNION_WARPGROUPS>;
+  const int thread = threadIdx.x;
+  for (int w = thread; w < words; w += THREADS) bits[w] = 0;
+  for (int w = thread; w < UNION_TOKENS * UNION_WORDS; w += THREADS) u->member[w / UNION_WORDS][w % UNION_WORDS] = 0;
   __syncthreads();
-  for (int i = thread; i < tokens * SEL_N; i += STREAM_THREADS<UNION_WARPGROUPS>) {
+  for (int i = thread; i < tokens * SEL_N; i += THREADS) {
     const int block = rows[(i64)(i / SEL_N) * GROUPS * SEL_N + i % SEL_N];
     if (block >= 0) atomicOr(bits + block / 32, 1u << (block & 31));
   }
   __syncthreads();
   // ascending list of the union, and each token's bits in it
-  for (int w = thread; w < words; w += STREAM_THREADS<UNION_WARPGROUPS>) {
+  for (int w = thread; w < words; w += THREADS) {
     int position = 0;
     for (int e = 0; e < w; e++) position += __popc(bits[e]);
-    for (u32 word = bits[w]; word != 0; word &= word - 1) u->blocks[position++] = w * 32 + __ffs(word) - 1;
+    for (u32 word = bits[w]; word != 0; word &= word - 1)
+      u->blocks[position++] = (unsigned short)(w * 32 + __ffs(word) - 1);
     if (w == words - 1) u->count = position;
     const int before = (t0 + 1) / SEL_L;  // blocks that end at or before the tile's first token
     if (w == min(before / 32, words - 1))
@@ -122,7 +130,7 @@ extern "C" __global__ void
           position - __popc(bits[w]) + __popc(before / 32 > w ? bits[w] : bits[w] & ((1u << (before & 31)) - 1));
   }
   __syncthreads();
-  for (int i = thread; i < tokens * SEL_N; i += STREAM_THREADS<UNION_WARPGROUPS>) {
+  for (int i = thread; i < tokens * SEL_N; i += THREADS) {
     const int block = rows[(i64)(i / SEL_N) * GROUPS * SEL_N + i % SEL_N];
     if (block < 0) continue;
     int low = 0, high = u->count;
@@ -134,54 +142,176 @@ extern "C" __global__ void
     atomicOr(&u->member[i / SEL_N][low / 32], 1u << (low & 31));
   }
   __syncthreads();
-  branch.q = q;
+}
+
+struct SelectedUnion : PackedRows {
+  Combination combine;
+  unsigned char* room;    // UNION_BYTES of shared memory, then a bitmap
+  const int* selections;  // of the tile's first token
+  int tokens, words;
+  bool is_short;
+  const u32* member;             // [tokens][stride] words of bits, one for each block of the union
+  const unsigned short* blocks;  // of the union, ascending
+  int stride;
+  // Builds the union. Only the first warp may use it before the next barrier.
+  __device__ __forceinline__ void prepare() {
+    if (is_short) {
+      if (threadIdx.x % 128 < 32) short_union((ShortUnion*)room + warpgroup(), selections, tokens, token_first);
+      __syncwarp();
+    } else {
+      general_union((Union*)room, (u32*)(room + UNION_BYTES), selections, tokens, words, token_first);
+    }
+    if (threadIdx.x < 32) complete();
+  }
+  __device__ __forceinline__ void complete() {
+    if (is_short) use(*((const ShortUnion*)room + warpgroup()), 2);
+    else use(*(const Union*)room, UNION_WORDS);
+  }
+  template <class Found> __device__ __forceinline__ void use(const Found& u, int words_of_token) {
+    member = &u.member[0][0];
+    blocks = u.blocks;
+    stride = words_of_token;
+    tiles = u.count;
+    before = SEL_L == 64 ? u.before : 0;
+  }
+  // Whether this thread's two tokens selected a block: a word of bits serves 32 steps. Of absent rows nothing is used.
+  struct Rows {
+    const u32 *from0, *from1;
+    u32 word0, word1;
+    __device__ __forceinline__ Rows(const SelectedUnion& branch, int token0, int token1)
+        : from0(branch.member + max(0, token0 - branch.token_first) * branch.stride),
+          from1(branch.member + max(0, token1 - branch.token_first) * branch.stride) {}
+    __device__ __forceinline__ void sees(int i, bool& in0, bool& in1) {
+      if ((i & 31) == 0) {
+        word0 = from0[i / 32];
+        word1 = from1[i / 32];
+      }
+      in0 = word0 & 1;
+      in1 = word1 & 1;
+      word0 >>= 1;
+      word1 >>= 1;
+    }
+  };
+  // blocks before every token come first: a token sees all of one or nothing
+  __device__ __forceinline__ bool even(int i) const { return i < before; }
+  __device__ __forceinline__ bool whole(int) const { return false; }
+  int border;  // of two stretches: tokens on the other kernel's side are not written
+  bool earlier, later;
+  using Ahead = Combination::Others;
+  __device__ __forceinline__ void load(Ahead& ahead, int r, int column) const { combine.load(ahead, index(r), column); }
+  __device__ __forceinline__ void finish(int r, int column, uint4 x, float lse, const Ahead& ahead) const {
+    if (!(token(r) < border ? earlier : later)) return;
+    PackedRows::finish(r, column, x, lse);
+    combine.store(ahead, index(r), column, x);
+  }
+  int tiles, before, packed0, token_first;
+  __device__ __forceinline__ int tile(int i) const { return packed0 + blocks[min(i, tiles - 1)]; }
+  __device__ __forceinline__ void range(int tile, int t, int& low, int& high) const {
+    low = 0;
+    high = tile < tiles ? min(SEL_L, t + 1 - blocks[tile] * SEL_L) : 0;
+  }
+};
+
+// The window branch, then the selected one, with the same queries. The union of the blocks is built while keys and
+// queries are on their way. grid (tiles of UNION_TOKENS tokens but the first `skipped`, groups); works where the plan
+// is null or assigns the stretch to it; served[0] counts the times it did
+extern "C" __global__ void __launch_bounds__(STREAM_THREADS<UNION_WARPGROUPS>, FORWARD_BLOCKS(UNION_WARPGROUPS, 1))
+selected_union(const bf16* q, const unsigned char* packed, const unsigned char* packed_window, const int* selected,
+               const bf16* cmp, const float* gates, bf16* out, float* lse, bf16* win, float* lse_win, bf16* combined,
+               const Plan* plan, int* served, const int* cu_seqlens, int sequences, int words, int stretch,
+               int skipped) {
+  extern __shared__ unsigned char shared[];
+  if (plan != nullptr && plan->union_stretches == 0) return;
+  if (served != nullptr && threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0) served[0]++;
+  const int tile = skipped + gridDim.x - 1 - blockIdx.x;
+  Place place;
+  if (!find_place(
+          cu_seqlens, sequences, tile, [](int length) { return (length + UNION_TOKENS - 1) / UNION_TOKENS; },
+          [](int length) { return (length + 63) / 64; }, place))
+    return;
+  const int group = blockIdx.y, t0 = place.tile * UNION_TOKENS;
+  const int tokens = min(UNION_TOKENS, place.length - t0);
+  SelectedUnion branch;
+  const int stretch0 = (place.first + t0) / stretch, stretch1 = (place.first + t0 + tokens - 1) / stretch;
+  branch.earlier = plan == nullptr || plan->choice[stretch0] == TILE_UNION;
+  branch.later = plan == nullptr || plan->choice[stretch1] == TILE_UNION;
+  branch.border = stretch1 * stretch - place.first;
+  if (!branch.earlier && !branch.later) return;
+  Window window;
+  window.q = q;
+  window.packed = packed_window;
+  window.o = win;
+  window.l = lse_win;
+  window.first = place.first;
+  window.group = group;
+  window.start = t0 * HPG;
+  window.rows = tokens * HPG;
+  window.packed0 = place.units;
+  window_tokens(window);
+  (PackedRows&)branch = window;
+  branch.packed = packed;
   branch.o = out;
   branch.l = lse;
-  branch.first = place.first;
   branch.packed0 = place.units;
-  branch.group = group;
-  branch.start = t0 * HPG;
-  branch.rows = tokens * HPG;
-  branch.packed = packed;
-  branch.u = u;
+  if (SEL_L != 64) {  // packed blocks are not the window's tiles
+    find_place(
+        cu_seqlens, sequences, tile, [](int length) { return (length + UNION_TOKENS - 1) / UNION_TOKENS; },
+        [](int length) { return (length + SEL_L - 1) / SEL_L; }, place);
+    branch.packed0 = place.units;
+  }
   branch.combine = {cmp, win, gates, combined};
   branch.token_first = t0;
-  branch.tiles = u->count;
-  branch.before = SEL_L == 64 ? u->before : 0;
-  attend<UNION_WARPGROUPS, UNION_WIDE>(branch, shared);
+  branch.room = shared + STREAM_SHARED<UNION_WARPGROUPS, 1, PK>;
+  branch.selections = selected + ((i64)(place.first + t0) * GROUPS + group) * SEL_N;
+  branch.tokens = tokens;
+  branch.words = words;
+  branch.is_short = UNION_WORDS >= 2 && (t0 + tokens - 1) / SEL_L < 64;
+  attend_both<UNION_WARPGROUPS>(window, branch, shared);
 }
 
 // Blocks 0, cur - 1 and cur. A tile whose tokens lie in two blocks streams one more.
 struct SelectedForced : PackedRows {
   int border;  // of two stretches: its tokens' side that is the other kernel's is not written
   bool before, after;
-  __device__ __forceinline__ void finish(int r, int column, uint4 x, float lse) const {
+  __device__ __forceinline__ void finish(int r, int column, uint4 x, float lse, const Ahead&) const {
     if (token(r) < border ? before : after) PackedRows::finish(r, column, x, lse);
   }
   int tiles, packed0, token_first, from;  // tile 0 is block 0, tile i >= 1 is block from + i - 1
   __device__ __forceinline__ int block(int tile) const { return tile == 0 ? 0 : from + tile - 1; }
   __device__ __forceinline__ int tile(int i) const { return packed0 + block(min(i, tiles - 1)); }
+  __device__ __forceinline__ void prepare() {}
+  __device__ __forceinline__ void complete() {}
   __device__ __forceinline__ bool even(int tile) const {
     return SEL_L == 64 && tile < tiles && (block(tile) + 1) * SEL_L <= token_first + 1;
   }
-  __device__ __forceinline__ bool sees(int tile, int t) const {
-    return t >= 0 && (block(tile) == 0 || block(tile) >= t / SEL_L - 1);
-  }
+  struct Rows {
+    u32 word0, word1;  // a bit for each tile from the present one on
+    __device__ __forceinline__ Rows(const SelectedForced& branch, int token0, int token1)
+        : word0(branch.seen_by(token0)), word1(branch.seen_by(token1)) {}
+    __device__ __forceinline__ void sees(int, bool& in0, bool& in1) {
+      in0 = word0 & 1;
+      in1 = word1 & 1;
+      word0 >>= 1;
+      word1 >>= 1;
+    }
+  };
+  // Block 0, and blocks from t / SEL_L - 1 on.
+  __device__ __forceinline__ u32 seen_by(int t) const { return 1u | ~0u << max(1, t / SEL_L - from); }
   __device__ __forceinline__ bool whole(int) const { return false; }
   __device__ __forceinline__ void range(int tile, int t, int& low, int& high) const {
-    const int b = block(tile);
     low = 0;
-    high = t >= 0 && (b == 0 || b >= t / SEL_L - 1) ? min(SEL_L, t + 1 - b * SEL_L) : 0;
+    high = min(SEL_L, t + 1 - block(tile) * SEL_L);
   }
 };
 
-// What every token sees: the window branch; then, where KV-outer works, blocks 0, cur-1, cur, output and lse as if
+// Where KV-outer works, what every token sees: the window branch; then blocks 0, cur-1, cur, output and lse as if
 // nothing else were selected. grid (tiles of all sequences, groups)
 extern "C" __global__ void __launch_bounds__(STREAM_THREADS<DENSE_WARPGROUPS>, FORWARD_BLOCKS(DENSE_WARPGROUPS, 1))
 selected_dense(const bf16* q, const unsigned char* packed, const unsigned char* packed_window, bf16* out, float* lse,
                bf16* win, float* lse_win, const Plan* plan, const int* cu_seqlens, int sequences, int stretch) {
   extern __shared__ unsigned char shared[];
   constexpr int ROWS = DENSE_WARPGROUPS * 64;
+  if (plan->pieces == 0) return;
   Window window;
   if (!window_tile<ROWS>(window, q, packed_window, cu_seqlens, sequences)) return;
   window.o = win;
@@ -206,7 +336,8 @@ selected_dense(const bf16* q, const unsigned char* packed, const unsigned char* 
   forced.before = plan->choice[stretch0] == KV_OUTER;
   forced.after = plan->choice[stretch1] == KV_OUTER;
   forced.border = stretch1 * stretch - window.first;
+  if (!forced.before && !forced.after) return;
   forced.from = max(1, forced.token_first / SEL_L - 1);
-  forced.tiles = forced.before || forced.after ? max(1, window.token_last / SEL_L - forced.from + 2) : 0;
+  forced.tiles = max(1, window.token_last / SEL_L - forced.from + 2);
   attend_both<DENSE_WARPGROUPS>(window, forced, shared);
 }

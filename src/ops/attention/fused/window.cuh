@@ -13,11 +13,20 @@ struct Window : PackedRows {
     const int s = (tile0 + tile) * 64;
     return s + 63 <= token_first && s > token_last - WINDOW;
   }
+  __device__ __forceinline__ bool has_low(int tile) const { return (tile0 + tile) * 64 <= token_last - WINDOW; }
   __device__ __forceinline__ void range(int tile, int t, int& low, int& high) const {
     high = t + 1 - (tile0 + tile) * 64;
     low = high - WINDOW;
   }
 };
+
+// The window of the rows `start`, `rows`.
+__device__ __forceinline__ void window_tokens(Window& branch) {
+  branch.token_first = branch.start / HPG;
+  branch.token_last = (branch.start + branch.rows - 1) / HPG;
+  branch.tile0 = max(0, branch.token_first - WINDOW + 1) / 64;
+  branch.tiles = branch.token_last / 64 + 1 - branch.tile0;
+}
 
 // Tile number `tile` of ROWS packed rows of all sequences; false past the last one.
 template <int ROWS> __device__ __forceinline__ bool window_rows(Window& branch, const bf16* q,
@@ -35,10 +44,8 @@ template <int ROWS> __device__ __forceinline__ bool window_rows(Window& branch, 
   branch.group = blockIdx.y;
   branch.start = place.tile * ROWS;
   branch.rows = min(ROWS, place.length * HPG - branch.start);
-  branch.token_first = branch.rows == ROWS ? branch.start / HPG : -1;  // a tile with absent rows is always masked
-  branch.token_last = (branch.start + branch.rows - 1) / HPG;
-  branch.tile0 = max(0, branch.start / HPG - WINDOW + 1) / 64;
-  branch.tiles = branch.token_last / 64 + 1 - branch.tile0;
+  window_tokens(branch);
+  if (branch.rows < ROWS) branch.token_first = -1;  // a tile with absent rows is always masked
   return true;
 }
 
