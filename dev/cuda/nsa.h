@@ -246,7 +246,7 @@ struct Batch {
     if (items) finish(0, 0, grid, 0);
   }
   // The parts of select_finish: blocks that choose, that write items, that write lists.
-  void finish(int choice, int choosers, int itemizers, int listers, float limit = 43) {
+  void finish(int choice, int choosers, int itemizers, int listers, float limit = 50) {
     k->launch("select", "select_finish", dim3(choosers + itemizers + listers), 256, 8 * words() * 4, selected.p,
               ranks.p, offsets.p, begins.p, places.p, plan.p, fitems.p, bitems.p, lists.p, d_cu.p, d_blocks.p, B,
               words(), stretch, stretches, choice, limit, choosers, itemizers);
@@ -266,7 +266,7 @@ struct Batch {
   int words() const { return (blocks_longest + 31) / 32; }
   // 0 adaptive, 1 tile-union, 2 KV-outer, 3 stretches in turn; limit: blocks of the mean union up to which tile-union
   // is faster
-  void choose(int choice, float limit = 43) {
+  void choose(int choice, float limit = 50) {
     const int from = number("select", "select_plan_unions");
     CUDA(cudaMemsetAsync(plan.p + from, 0, (plan.n - from) * 4, k->stream));
     finish(choice, choosers(), 0, 0, limit);

@@ -159,6 +159,17 @@ __device__ __forceinline__ void quad_rows(uint4 (&x)[4], const float (&d)[32], f
 // four that this thread is given.
 __device__ __forceinline__ void stage_rows(const float (&d)[32], unsigned char* panel, float scale0, float scale1) {
   const int lane = threadIdx.x & 31, first = ((threadIdx.x & 127) / 32) * 16;
+#if __CUDA_ARCH__ >= 900
+#pragma unroll
+  for (int s = 0; s < 4; s++)
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                     shared_address(panel) + swizzle(first + (lane & 15), s * 2 + lane / 16)),
+                 "r"(pack_bf16(d[s * 8] * scale0, d[s * 8 + 1] * scale0)),
+                 "r"(pack_bf16(d[s * 8 + 2] * scale1, d[s * 8 + 3] * scale1)),
+                 "r"(pack_bf16(d[s * 8 + 4] * scale0, d[s * 8 + 5] * scale0)),
+                 "r"(pack_bf16(d[s * 8 + 6] * scale1, d[s * 8 + 7] * scale1))
+                 : "memory");
+#else
 #pragma unroll
   for (int n = 0; n < 8; n++) {
     *(u32*)(panel + swizzle(first + lane / 4, n) + (lane & 3) * 4) =
@@ -166,6 +177,7 @@ __device__ __forceinline__ void stage_rows(const float (&d)[32], unsigned char* 
     *(u32*)(panel + swizzle(first + lane / 4 + 8, n) + (lane & 3) * 4) =
         pack_bf16(d[n * 4 + 2] * scale1, d[n * 4 + 3] * scale1);
   }
+#endif
   __syncwarp();
 }
 template <class Sink> __device__ __forceinline__ void emit_rows(const unsigned char* panel, Sink sink) {

@@ -172,8 +172,8 @@ describe('sizes', () => {
     const crowded = shaped({ heads: 2, groups: 2 }, { nSel: 64 });
     expect(unionTokens(crowded, SHARED, limit)).toBe(64);
     expect(sharedBytes(crowded, SHARED, 64).selected_union_shared).toBeLessThan(limit);
-    expect(unionLimit(PAPER, 21)).toBe(43);
-    expect(unionLimit(crowded, 64)).toBe(43 * 4 * 0.5);
+    expect(unionLimit(PAPER, 21)).toBe(50);
+    expect(unionLimit(crowded, 64)).toBe(50 * 4 * 0.5);
   });
 });
 

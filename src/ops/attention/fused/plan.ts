@@ -70,12 +70,12 @@ export function unionTokens(shape: FusedShape, build: FusedBuild, limit: number)
 }
 
 /**
- * Blocks of the mean union up to which tile-union is faster than KV-outer. Measured: 43 with 16 blocks a token; both
+ * Blocks of the mean union up to which tile-union is faster than KV-outer. Measured: about 50 with 16 blocks a token; both
  * costs are proportional to the blocks per token, and a partial tile costs tile-union as much as a full one.
  */
 export function unionLimit(shape: FusedShape, tokens: number): number {
   const full = Math.floor(UNION_ROWS / headsPerGroup(shape.heads));
-  return ((43 * shape.sparse.nSel) / 16) * (tokens / full);
+  return ((50 * shape.sparse.nSel) / 16) * (tokens / full);
 }
 
 /** Whether the device could only choose tile-union: no token sees more blocks than a mean union may have. */

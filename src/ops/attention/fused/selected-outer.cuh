@@ -45,7 +45,7 @@ __device__ __forceinline__ float load_l2(const float* from) {
 __device__ __forceinline__ void outer_item(unsigned char* shared, const bf16* q, const unsigned char* tile,
                                            const u32* entries, int tokens, int first, int group, int ring0,
                                            bf16* partial, float* partial_lse) {
-  const int rows = tokens * HPG, steps = (rows + 63) / 64;
+  const int steps = (tokens * HPG + 63) / 64;
   const int thread = threadIdx.x, lane = thread & 31, warp = thread / 32;
   const u32 origin = shared_address(shared), base = (origin + 1023) & ~1023u;
   const u32 values = base + PK * PANEL, ring = values + PV * PANEL, staging = ring + 2 * PK * PANEL;
@@ -56,7 +56,7 @@ __device__ __forceinline__ void outer_item(unsigned char* shared, const bf16* q,
   const auto place_of = [&](int r) { return places_of[r / PER_ENTRY] + r % PER_ENTRY; };
 #pragma unroll
   for (int i = 0; i < PACKED / 2048; i++) copy16(base + (i * 128 + thread) * 16, tile + (i * 128 + thread) * 16, true);
-  // the last step's absent rows repeat the last token's
+  // The last step's absent rows repeat the last token's, and write the same results to the same place.
   for (int i = thread; i < min(OUTER_CHUNK, (steps * 64 + HPG - 1) / HPG); i += 128) {
     const u32 entry = entries[min(i, tokens - 1)], token = first + entry / 64;
     const u32 row = token * HEADS + group * HPG,
@@ -75,8 +75,8 @@ __device__ __forceinline__ void outer_item(unsigned char* shared, const bf16* q,
   // A step's results are written while the next one's scores are computed; p: the panel of columns.
   const auto emit = [&](int i, int p) {
     emit_rows(generic + staging, [&](int, int r, int chunk, uint4 x) {
-      if (i * 64 + r < rows && p * 64 + chunk * 8 < DV)
-        *(uint4*)(partial + chunk * 8 + (i64)place_of(i * 64 + r) * DV + p * 64) = x;
+      if (p * 64 + chunk * 8 < DV)
+        store_streaming(partial + chunk * 8 + (i64)place_of(i * 64 + r) * DV + p * 64, x);
     });
   };
   request(0);
@@ -122,10 +122,10 @@ __device__ __forceinline__ void outer_item(unsigned char* shared, const bf16* q,
     sum1 = quad_sum(sum1);
     const int inner = warp * 16 + lane / 4, row = i * 64 + inner;
     if ((lane & 3) == 0) {
-      if (row < rows) partial_lse[place_of(row)] = top0 + log2_approximate(sum0);
-      if (row + 8 < rows) partial_lse[place_of(row + 8)] = top1 + log2_approximate(sum1);
+      partial_lse[place_of(row)] = top0 + log2_approximate(sum0);
+      partial_lse[place_of(row + 8)] = top1 + log2_approximate(sum1);
     }
-    const float scale0 = 1.0f / sum0, scale1 = 1.0f / sum1;
+    const float scale0 = reciprocal_approximate(sum0), scale1 = reciprocal_approximate(sum1);
 #pragma unroll
     for (int p = 0; p < PV; p++) {
       float out[32];
