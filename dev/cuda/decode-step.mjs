@@ -1,15 +1,17 @@
-// A decode step of the 125m shape on one GPU: milliseconds of a token end to end, of a layer's attention, of its
-// parts alone, and of every kind of kernel launched by itself. Needs `npm run build`.
+// A decode step of the 125m shape on one GPU: milliseconds of a token end to end (`ms`: the host waits for it before it
+// launches the next step; `ahead_ms`: it launches the next one first), of the step on the device alone (`device_ms`), of
+// a layer's attention, of its parts alone, and of every kind of kernel launched by itself. Needs `npm run build`.
 //   node dev/cuda/decode-step.mjs [--lengths 4096,65536] [--batches 1,32] [--runs 40] [--out FILE]
 //     [--clusters 2,4]     also measure clusters of these sizes
 //     [--spread on|off]    the compressed branch over the whole GPU, or not (default: by the context)
+//     [--dist FOLDER]      another build than dist/, to compare two
+//     [--brief]            whole steps and attention only
 //   node dev/cuda/decode-step.mjs --once --batches 1 --lengths 65536      one step, for a profiler
 import { writeFileSync } from 'node:fs';
-import { dirname, join } from 'node:path';
+import { dirname, join, resolve } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
 
-const dist = join(dirname(fileURLToPath(import.meta.url)), '..', '..', 'dist');
 const { values } = parseArgs({
   options: {
     lengths: { type: 'string', default: '4096,65536' },
@@ -19,8 +21,11 @@ const { values } = parseArgs({
     spread: { type: 'string' },
     once: { type: 'boolean', default: false },
     out: { type: 'string' },
+    dist: { type: 'string' },
+    brief: { type: 'boolean', default: false },
   },
 });
+const dist = resolve(values.dist ?? join(dirname(fileURLToPath(import.meta.url)), '..', '..', 'dist'));
 const load = (path) => import(join(dist, path));
 const { CudaDevice } = await load('device/cuda/cuda.js');
 const { caseShape, trainCases } = await load('bench/train-cases.js');
@@ -37,13 +42,19 @@ const device = new CudaDevice();
 const [named] = trainCases({ config: 'm7c_125m_80g', attention: 'nsa' }, {});
 const shape = caseShape(named);
 const model = new LanguageModel(device, shape, 1, 'bf16');
+/** Whole steps of a replayed graph need pages for the tokens they append. */
+const STEPS_AHEAD = 4 * runs + 16;
 const { compressed, selection, selected, window } = STEP_PARTS;
 const PARTS = {
-  'merges alone': 0,
-  compressed,
-  'compressed and selection': compressed | selection,
-  selected,
-  window,
+  ...(values.brief
+    ? {}
+    : {
+        'merges alone': 0,
+        compressed,
+        'compressed and selection': compressed | selection,
+        selected,
+        window,
+      }),
   attention: STEP_PARTS.all,
 };
 
@@ -54,6 +65,18 @@ function timeGraph(work) {
   const ms = median(device.time(() => graph.replay(), runs));
   graph.free();
   return ms;
+}
+
+/** The median of the host's time of a step [ms]. */
+function timeSteps(step) {
+  for (let i = 0; i < 3; i++) step();
+  const times = [];
+  for (let i = 0; i < runs; i++) {
+    const from = performance.now();
+    step();
+    times.push(performance.now() - from);
+  }
+  return median(times);
 }
 
 function measure(S, batch, cluster) {
@@ -73,20 +96,25 @@ function measure(S, batch, cluster) {
       return decoder.next();
     };
     if (values.once) return { S, batch, token: next()[0] };
-    for (let i = 0; i < 3; i++) next();
-    const times = [];
-    for (let i = 0; i < runs; i++) {
-      const from = performance.now();
-      next();
-      times.push(performance.now() - from);
-    }
-    const ms = median(times);
+    for (const sequence of sequences) cache.reserve(sequence, STEPS_AHEAD);
+    const ms = timeSteps(next);
+    decoder.launch(sequences);
+    let tokens = decoder.nextLater();
+    const aheadMs = timeSteps(() => {
+      decoder.launch(sequences);
+      const following = decoder.nextLater();
+      tokens();
+      tokens = following;
+    });
+    tokens();
     const step = decoder.prepare(sequences);
     const parts = {};
     for (const [name, mask] of Object.entries(PARTS)) parts[name] = timeGraph(() => step.launchAttention(mask));
-    for (const [name, { ms: sum, calls }] of device.profile(() => step.launch())) parts[`${name} x${calls}`] = sum;
+    const deviceMs = timeGraph(() => step.launch());
+    if (!values.brief)
+      for (const [name, { ms: sum, calls }] of device.profile(() => step.launch())) parts[`${name} x${calls}`] = sum;
     return {
-      ...{ S, batch, cluster, ms, tokens_per_s: (1000 * batch) / ms },
+      ...{ S, batch, cluster, ms, tokens_per_s: (1000 * batch) / ms, ahead_ms: aheadMs, device_ms: deviceMs },
       ...{ attention_layer_us: (1000 * parts.attention) / shape.nLayers, parts },
     };
   } finally {
@@ -103,9 +131,11 @@ for (const batch of numbers(values.batches))
       const row = measure(S, batch, cluster);
       rows.push(row);
       if (values.once) continue;
-      const { ms, tokens_per_s, attention_layer_us, parts } = row;
+      const { ms, tokens_per_s, ahead_ms, device_ms, attention_layer_us, parts } = row;
       const plan = cluster ? `, clusters of ${cluster}` : '';
       console.log(`S ${S}, batch ${batch}${plan}: ${ms.toFixed(4)} ms, ${tokens_per_s.toFixed(0)} tok/s`);
+      const ahead = `${ahead_ms.toFixed(4)} ms, ${((1000 * batch) / ahead_ms).toFixed(0)} tok/s`;
+      console.log(`  next step launched ahead ${ahead}; on the device ${device_ms.toFixed(4)} ms`);
       console.log(`  attention ${attention_layer_us.toFixed(1)} us a layer; all layers, alone:`);
       for (const [name, part] of Object.entries(parts)) console.log(`  ${name}: ${(1000 * part).toFixed(1)} us`);
     }

@@ -1,6 +1,6 @@
 /**
- * Decode and prefill of a whole model on a GPU, in bf16. A decode step is timed end to end: launched by the host
- * until its token is read. The branches are timed alone on the device's clock, all layers together: `cmp` the compressed branch
+ * Decode and prefill of a whole model on a GPU, in bf16. A decode step is timed as greedy generation runs it: the host
+ * launches the next step, then reads the tokens of the one before. The branches are timed alone on the device's clock, all layers together: `cmp` the compressed branch
  * and the selection by its scores, `sel` and `win` attention with that branch only.
  */
 import type { CudaDevice } from '../device/cuda/cuda.js';
@@ -63,7 +63,7 @@ export function measureSteps(device: CudaDevice, bench: ModelBench): StepTimes[]
 }
 
 interface Steps {
-  /** Reads one more token of each sequence and waits for it. */
+  /** Launches a step, one more token of each sequence, and waits for the tokens of the step before. */
   next(): void;
   /** Room for the token after that: launches of attention alone write there. */
   prepare(): DecodeStep;
@@ -85,9 +85,12 @@ function withSteps<T>(
       const decoder = new DeviceDecoder(model, cache);
       try {
         if (S > 1) fillCache(cache, sequences, S - 1);
+        let tokens: (() => Int32Array) | null = null;
         const next = () => {
           decoder.launch(sequences);
-          decoder.next();
+          const following = decoder.nextLater();
+          tokens?.();
+          tokens = following;
         };
         decoder.launch(
           sequences,

@@ -13,6 +13,7 @@ import { type SparseOptions, sparseLayout } from '../ops/attention/nsa.js';
 import { Sequences } from '../ops/common/sequences.js';
 import { Tape } from '../tensor/tape.js';
 import { DeviceDecoder, deviceDecoderRefusal } from './device-decoder.js';
+import { UnusableLogits } from './sampler.js';
 
 /** Options of `prefill` and `readTokens`. */
 export interface DecodeOptions {
@@ -129,9 +130,20 @@ export interface NextTokenScores {
 
 /** Reads contexts that grow from call to call, usually by one token. A context is identified by its array. */
 export interface ContextReader {
-  /** `draws`: how the device draws the tokens, a row for each context (`sampleRows`); without it they are the most probable. */
-  next(contexts: readonly (readonly number[])[], draws?: Float64Array | null): NextTokenScores;
+  /**
+   * `draws`: how the device draws the tokens, a row for each context (`sampleRows`); without it they are the most probable.
+   * `goesOn`: each context is given the token that the device chooses, or is never read again. Without `draws` the step after
+   * that token may then be launched before the token is known.
+   */
+  next(contexts: readonly (readonly number[])[], draws?: Float64Array | null, goesOn?: boolean): NextTokenScores;
   free(): void;
+}
+
+/** A step that the device computes before the caller has asked for it. */
+interface StepAhead {
+  readonly contexts: readonly (readonly number[])[];
+  /** Waits for the tokens that it chooses. */
+  readonly tokens: () => Int32Array;
 }
 
 /** `vocabulary`: only the first `vocabulary` logits are candidates. */
@@ -149,6 +161,7 @@ class CachedReader implements ContextReader {
   readonly #cache: DecodeCache;
   readonly #decoder: DeviceDecoder | null;
   readonly #held = new Map<readonly number[], CachedSequence>();
+  #ahead: StepAhead | null = null;
 
   constructor(model: LanguageModel, kernels: SparseOptions, tile: number | null, vocabulary: number) {
     this.#model = model;
@@ -158,11 +171,20 @@ class CachedReader implements ContextReader {
     this.#decoder = deviceDecoderRefusal(model) === null ? new DeviceDecoder(model, this.#cache, { vocabulary }) : null;
   }
 
-  next(contexts: readonly (readonly number[])[], draws: Float64Array | null = null): NextTokenScores {
+  next(contexts: readonly (readonly number[])[], draws: Float64Array | null = null, goesOn = false): NextTokenScores {
     const sequences = contexts.map((context) => this.#sequence(context));
+    const goesOnAhead = goesOn && draws === null;
+    const ahead = this.#ahead;
+    if (this.#decoder && ahead) return this.#take(this.#decoder, ahead, contexts, sequences, goesOnAhead);
     const fresh = contexts.map((context, i) => context.slice(sequences[i].length));
     const isStep = fresh.every(({ length }) => length === 1);
-    if (isStep && this.#decoder?.hasRoom(sequences)) return this.#step(this.#decoder, sequences, fresh, draws);
+    if (isStep && this.#decoder?.hasRoom(sequences)) {
+      const tokens = fresh.map(([token]) => token);
+      this.#decoder.launch(sequences, tokens, draws);
+      if (goesOnAhead && this.#decoder.hasRoom(sequences))
+        return this.#launchAhead(this.#decoder, contexts, sequences, this.#decoder.nextLater());
+      return chosenBy(this.#decoder);
+    }
     const logits = isStep
       ? readTokens(this.#model, sequences, fresh, { kernels: this.#kernels })
       : this.#read(sequences, fresh);
@@ -170,6 +192,7 @@ class CachedReader implements ContextReader {
   }
 
   free(): void {
+    this.#ahead?.tokens(); // the device still computes
     this.#decoder?.free();
     for (const sequence of this.#held.values()) sequence.free();
   }
@@ -183,18 +206,41 @@ class CachedReader implements ContextReader {
     return sequence;
   }
 
-  #step(
+  /** The tokens of the step that was launched ahead, of which some contexts may have ended since. */
+  #take(
     decoder: DeviceDecoder,
+    { contexts: computed, tokens }: StepAhead,
+    contexts: readonly (readonly number[])[],
     sequences: readonly CachedSequence[],
-    fresh: readonly number[][],
-    draws: Float64Array | null,
+    goesOn: boolean,
   ): NextTokenScores {
-    decoder.launch(
-      sequences,
-      fresh.map(([token]) => token),
-      draws,
-    );
-    return { logits: () => decoder.logits(), chosen: () => Array.from(decoder.next()) };
+    const rows = contexts.map((context) => computed.indexOf(context));
+    if (rows.some((row, i) => row < 0 || contexts[i].length !== sequences[i].length))
+      throw new Error('a context was not continued by the chosen token');
+    this.#ahead = null;
+    const isSame = contexts.length === computed.length && rows.every((row, i) => row === i);
+    if (goesOn && isSame && decoder.hasRoom(sequences)) return this.#launchAhead(decoder, contexts, sequences, tokens);
+    const { logits } = chosenBy(decoder);
+    const ofRows = <T>(all: ArrayLike<T>) => rows.map((row) => all[row]);
+    return { logits: () => ofRows(logits()), chosen: () => ofRows(tokens()) };
+  }
+
+  /** Launches the step after the one that chooses `tokens`; returns the scores of that one, whose logits are lost. */
+  #launchAhead(
+    decoder: DeviceDecoder,
+    contexts: readonly (readonly number[])[],
+    sequences: readonly CachedSequence[],
+    tokens: () => Int32Array,
+  ): NextTokenScores {
+    const lengths = contexts.map(({ length }) => length);
+    decoder.launch(sequences);
+    this.#ahead = { contexts: [...contexts], tokens: decoder.nextLater() };
+    const chosen = () => Array.from(tokens());
+    const logits = () => {
+      const row = chosen().findIndex((token) => token < 0);
+      throw new UnusableLogits(`a logit of token ${lengths[row]} is not finite`);
+    };
+    return { logits, chosen };
   }
 
   #read(sequences: readonly CachedSequence[], fresh: readonly number[][]): Float32Array[] {
@@ -202,6 +248,11 @@ class CachedReader implements ContextReader {
     this.#model.device.pool.trim(); // a long prompt needs much more memory than the steps after it
     return logits;
   }
+}
+
+/** Scores of the step that was launched last. */
+function chosenBy(decoder: DeviceDecoder): NextTokenScores {
+  return { logits: () => decoder.logits(), chosen: () => Array.from(decoder.next()) };
 }
 
 /** Runs the model over the whole context for every token, without a cache. */

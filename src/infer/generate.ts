@@ -103,7 +103,15 @@ export async function* generateAll(
   const reader = contextReader(model, config, vocabulary);
   const limits = { maxNewTokens, maxContext, signal };
   try {
-    yield* extend(reader, sequences, { tokenizer, endTokens, vocabulary, sampling, masks, ...limits });
+    yield* extend(reader, sequences, {
+      tokenizer,
+      endTokens,
+      vocabulary,
+      sampling,
+      masks,
+      endsForGood: true,
+      ...limits,
+    });
   } finally {
     reader.free();
   }
@@ -126,14 +134,17 @@ export interface ExtendOptions {
   readonly masks?: readonly TokenMask[];
   readonly maxNewTokens: number;
   readonly maxContext: number;
+  /** A sequence that has finished is not continued. Then a GPU computes the step after a token before the host has it. */
+  readonly endsForGood?: boolean;
 }
 
 /** Draws tokens for all sequences until each is finished. */
 export async function* extend(
   reader: ContextReader,
   sequences: readonly GeneratedSequence[],
-  { tokenizer, endTokens = [], vocabulary, sampling, masks = [], maxNewTokens, maxContext, signal }: ExtendOptions,
+  options: ExtendOptions,
 ): AsyncGenerator<TextPiece, void, void> {
+  const { tokenizer, endTokens = [], vocabulary, sampling, masks = [], maxNewTokens, maxContext, signal } = options;
   const sample = createSampler(sampling);
   const ends = new Set([...(tokenizer.endTokens ?? [tokenizer.separator]), ...endTokens]);
   const draws = masks.length === 0 ? deviceDraws(sampling) : null;
@@ -146,9 +157,11 @@ export async function* extend(
       return;
     }
     const settings = draws?.isArgmax === false ? active.flatMap(({ drawn }) => draws.settings(drawn)) : null;
+    const hasNext = active.every(({ drawn, context }) => drawn + 1 < maxNewTokens && context.length + 1 < maxContext);
     const scores = reader.next(
       active.map(({ context }) => context),
       settings && Float64Array.from(settings),
+      options.endsForGood && draws?.isArgmax && hasNext,
     );
     const chosen = draws ? (scores.chosen?.() ?? null) : null;
     // The sampler draws what rounding could decide, and reports what is wrong with logits that are not finite.

@@ -29,6 +29,7 @@
 struct int2 { int x, y; };
 struct uint2 { unsigned x, y; };
 struct uint4 { unsigned x, y, z, w; };
+struct int4 { int x, y, z, w; };
 struct float2 { float x, y; };
 struct alignas(16) float4 { float x, y, z, w; };
 static inline uint2 make_uint2(unsigned a, unsigned b) { return {a, b}; }

@@ -14,12 +14,12 @@ export const configure = cacheBench({
   titles: ['S', 'batch', 'total ms', 'cmp', 'sel', 'win', 'dense ms', 'reads', 'predicted', 'tok/s'],
   help: `
 One new token for every sequence of a batch whose cache holds random keys and
-values: in fp32 on the CPU; in bf16 on CUDA, replaying a graph and reading the
-token back. total and dense are medians for the whole model with sparse and
-dense attention. cmp (with the selection), sel and win are the branch kernels
-of all layers; on CUDA each branch is timed alone, launches included. reads:
-keys that a token reads per layer and group, counted and predicted by the
-formula.
+values: in fp32 on the CPU; in bf16 on CUDA, replaying a graph. As in greedy
+generation the next step is launched before the token is read. total and dense
+are medians for the whole model with sparse and dense attention. cmp (with the
+selection), sel and win are the branch kernels of all layers; on CUDA each
+branch is timed alone, launches included. reads: keys that a token reads per
+layer and group, counted and predicted by the formula.
 `,
   measure: benchDecode,
 });

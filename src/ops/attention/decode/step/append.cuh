@@ -8,9 +8,9 @@
 #define CMP_ROPE 2
 #endif
 
-// Where the heads leave what they saw: maxima [HPG], sums [HPG], results [HPG][DV], and the number of keys.
+// Where the heads leave what they saw: maxima [HPG], sums [HPG], results [HPG][DV].
 struct Partial {
-  float *tops, *sums, *results, *seen;
+  float *tops, *sums, *results;
 };
 
 // Tables and the layer's places in them, of every kind of page.
@@ -51,65 +51,87 @@ template <int SIZE> __device__ __forceinline__ void append(bf16* page, int g, in
   for (int c = thread; c < DV; c += threads) columns[c * SIZE] = values[c];
 }
 
-// What the heads leave that see one key alone.
+// What the heads leave that see one key alone; ROW numbers from one head's result to the next.
+template <int ROW = DV>
 __device__ __forceinline__ void see_one(const bf16* q, const float* key, const float* value, const Partial& to) {
   const int lane = threadIdx.x % 32;
   for (int r = threadIdx.x / 32; r < HPG; r += blockDim.x / 32) {
     float dot = 0.0f;
     for (int c = lane; c < DK; c += 32) dot += key[c] * read_one(q + r * DK + c);
     dot = warp_sum(dot);
-    if (lane == 0) to.tops[r] = dot * (LOG2_E / sqrtf((float)DK)), to.sums[r] = 1.0f, *to.seen = 1.0f;
-    for (int c = lane; c < DV; c += 32) to.results[r * DV + c] = low_bf16(pack_bf16(value[c], 0.0f));
+    if (lane == 0) to.tops[r] = dot * (LOG2_E / sqrtf((float)DK)), to.sums[r] = 1.0f;
+    for (int c = lane; c < DV; c += 32) to.results[r * ROW + c] = low_bf16(pack_bf16(value[c], 0.0f));
   }
 }
 
-// By a whole block of threads, for one (sequence, group). row: of the projection; rotation: [2][DK / 2], of the token's
-// position and of the compressed block's that it may complete. q [16 * DK], key [DK] and block [DK + DV] are shared
-// memory.
-__device__ __forceinline__ void append_token(const Caches& caches, int b, int g, int position, const bf16* row,
-                                             const float2* rotation, const float* weight_keys,
-                                             const float* weight_values, const Partial& to, bf16* q, float* key,
+// Of a group, in shared memory: keys and values of the token in the compressed, the selected and the window branch.
+constexpr int TOKEN = 3 * (DK + DV);
+
+// The part of a token that one thread copies from the row of the projection: on its way while the queries are rotated.
+struct TokenPiece {
+  uint4 piece;
+
+  __device__ __forceinline__ void load(const bf16* row, int g) {
+    if (threadIdx.x >= TOKEN / 8) return;
+    const int branch = threadIdx.x / ((DK + DV) / 8), c = threadIdx.x % ((DK + DV) / 8) * 8;
+    piece = *(const uint4*)(row + AT_CMP + branch * (KEYS + VALUES) + (c < DK ? g * DK + c : KEYS + g * DV + c - DK));
+  }
+  __device__ __forceinline__ void store(bf16* token) const {
+    if (threadIdx.x < TOKEN / 8) ((uint4*)token)[threadIdx.x] = piece;
+  }
+};
+
+// Whether the token at `position` completes a compressed block.
+__device__ __forceinline__ bool completes_block(int position) {
+  return position - count_compressed(position) * CMP_D == CMP_L - 1;
+}
+
+// Side by side: a quarter of the threads for the pages of the selected branch, another for those of the window, the
+// others for the raw rows.
+template <int THREADS> __device__ __forceinline__ int append_task() { return (int)threadIdx.x / (THREADS / 4); }
+
+// The page that the thread's task of `append_token` writes to.
+template <int THREADS> __device__ __forceinline__ bf16* page_of_task(const Caches& caches, int b, int position) {
+  const int task = append_task<THREADS>();
+  const Cached& cached = task == 0 ? caches.sel : task == 1 ? caches.win : caches.tail;
+  return cached.page(b, task == 0 ? position / SEL_L : task == 1 ? position / PAGE : 0);
+}
+
+// By a whole block of threads, for one (sequence, group). page: of the thread's task. rotation: [2][DK / 2], of the
+// token's position and of the compressed block's that it may complete: then the heads see the block and leave that in
+// `to`. token [TOKEN], q (the rotated queries), key [DK] and block [DK + DV] are shared memory.
+template <int THREADS, int ROW = DV>
+__device__ __forceinline__ void append_token(const Caches& caches, bf16* page, int b, int g, int position,
+                                             const bf16* token, const float2* rotation, const float* weight_keys,
+                                             const float* weight_values, const Partial& to, const bf16* q, float* key,
                                              float* block) {
   const int known = count_compressed(position), slot = position - known * CMP_D;  // of the new row among the raw ones
-  const bool complete = slot == CMP_L - 1;
-  // Side by side: a quarter of the threads for each branch's pages, the others for the raw rows.
-  const int quarter = blockDim.x / 4, thread = threadIdx.x % quarter, task = threadIdx.x / quarter;
+  constexpr int QUARTER = THREADS / 4;
+  const int task = append_task<THREADS>(), thread = threadIdx.x % QUARTER;
+  const bf16 *const selected = token + DK + DV, *const window = selected + DK + DV;
   if (task == 0)
-    append<SEL_L>(caches.sel.page(b, position / SEL_L), g, position % SEL_L, row + AT_SEL + g * DK,
-                  row + AT_SEL + KEYS + g * DV, rotation, thread, quarter);
-  if (task == 1)
-    append<PAGE>(caches.win.page(b, position / PAGE), g, position % PAGE, row + AT_WIN + g * DK,
-                 row + AT_WIN + KEYS + g * DV, rotation, thread, quarter);
-  // keys [CMP_L][KEYS], then values [CMP_L][VALUES]
-  bf16* const tail = caches.tail.page(b, 0);
-  for (int c = (int)threadIdx.x - 2 * quarter; c < DK + DV; c += 2 * quarter) {
-    if (c < 0) break;
-    if (c < DK) {
-      const bf16* from = row + AT_CMP + g * DK;
-      float x = read_one(from + c);
-      if (CMP_ROPE == 1) {
+    append<SEL_L>(page, g, position % SEL_L, selected, selected + DK, rotation, thread, QUARTER);
+  else if (task == 1)
+    append<PAGE>(page, g, position % PAGE, window, window + DK, rotation, thread, QUARTER);
+  else
+    for (int c = (int)threadIdx.x - 2 * QUARTER; c < DK + DV; c += 2 * QUARTER) {
+      const bool is_key = c < DK;
+      float x = read_one(token + c);
+      if (CMP_ROPE == 1 && is_key) {
         const int j = c % (DK / 2);
-        const float a = read_one(from + j), d = read_one(from + j + DK / 2);
+        const float a = read_one(token + j), d = read_one(token + j + DK / 2);
         const float2 turn = rotation[j];
         x = c < DK / 2 ? a * turn.x - d * turn.y : d * turn.x + a * turn.y;
         x = low_bf16(pack_bf16(x, 0.0f));
       }
-      block[c] = push_raw(tail, slot, KEYS, g * DK + c, x, weight_keys);
-    } else {
-      const float x = read_one(row + AT_CMP + KEYS + g * DV + c - DK);
-      block[c] = push_raw(tail + CMP_L * KEYS, slot, VALUES, g * DV + c - DK, x, weight_values);
+      // keys [CMP_L][KEYS], then values [CMP_L][VALUES]
+      block[c] = push_raw(is_key ? page : page + CMP_L * KEYS, slot, is_key ? KEYS : VALUES,
+                          is_key ? g * DK + c : g * DV + c - DK, x, is_key ? weight_keys : weight_values);
     }
-  }
-  if (!complete) {
-    for (int i = threadIdx.x; i < HPG; i += blockDim.x) to.tops[i] = -positive_infinity(), to.sums[i] = 0.0f;
-    for (int i = threadIdx.x; i < HPG * DV; i += blockDim.x) to.results[i] = 0.0f;
-    if (threadIdx.x == 0) *to.seen = 0.0f;
-    return;
-  }
-  rotate_queries(q, row, rotation, g);
+  if (slot != CMP_L - 1) return;
   __syncthreads();
-  bf16* const page = caches.cmp.page(b, known / PAGE);
-  for (int c = threadIdx.x; c < DK; c += blockDim.x) {
+  bf16* const compressed = caches.cmp.page(b, known / PAGE);
+  for (int c = threadIdx.x; c < DK; c += THREADS) {
     const int j = c % (DK / 2);
     // rounded, rotated, rounded: as a prefill does it
     float a = low_bf16(pack_bf16(block[j], 0.0f)), d = low_bf16(pack_bf16(block[j + DK / 2], 0.0f));
@@ -120,10 +142,10 @@ __device__ __forceinline__ void append_token(const Caches& caches, int b, int g,
       x = low_bf16(pack_bf16(x, 0.0f));
     }
     key[c] = x;
-    write_one(keys_of<PAGE>(page, g) + known % PAGE * DK + c, x);
+    write_one(keys_of<PAGE>(compressed, g) + known % PAGE * DK + c, x);
   }
-  for (int c = threadIdx.x; c < DV; c += blockDim.x)
-    write_one(values_of<PAGE>(page, g) + c * PAGE + known % PAGE, block[DK + c]);
+  for (int c = threadIdx.x; c < DV; c += THREADS)
+    write_one(values_of<PAGE>(compressed, g) + c * PAGE + known % PAGE, block[DK + c]);
   __syncthreads();
-  see_one(q, key, block + DK, to);
+  see_one<ROW>(q, key, block + DK, to);
 }

@@ -4,11 +4,13 @@
 //
 // The blocks of a cluster share out everything: ranges of the compressed keys, the selection blocks of that range to
 // rank, units of 32 keys to see, numbers of the result. What others need a block writes into their shared memory before
-// they wait for each other, three times in all; scores stay in shared memory as far as they fit (SCORES_SHARED). For
-// few sequences of long contexts a cluster per group leaves most of the GPU idle: there spread.cu runs first (SPREAD).
+// they wait for each other, three times in all: sums of the compressed branch, the best of its selection blocks, and
+// results. Scores stay in shared memory as far as they fit (SCORES_SHARED). For few sequences of long contexts a
+// cluster per group leaves most of the GPU idle: there spread.cu runs first (SPREAD).
 #include "append.cuh"
 #include "cluster.cuh"
 #include "importance.cuh"
+#include "partials.cuh"
 #include "ranking.cuh"
 
 #ifndef SCORES_SHARED
@@ -21,26 +23,37 @@
 
 constexpr int THREADS = 256, WARPS = THREADS / 32;
 constexpr int AHEAD = DK + DV <= 128 ? 2 : 1;  // units of a warp on their way at once: as many as registers hold
-constexpr int NUMBERS = (HPG * DV + CLUSTER - 1) / CLUSTER;  // of the result, that a block writes
 constexpr int SELECTION = 1, SELECTED = 2, WINDOWED = 4, COMPRESSED = 8;  // parts of the work, to be timed one by one
 constexpr int CMP = 0, SEL = 1, WIN = 2;
-// Whether the window is seen while the blocks of a cluster exchange importances, or before: with few blocks, which have
-// more of it, that is faster.
+// Whether the window is seen while the blocks of a cluster exchange candidates, and merged together with the selected
+// blocks, or before: with few blocks, which have more of it, that is faster.
 constexpr bool WINDOW_MEANWHILE = CLUSTER >= 4;
+// Of the result, that a block writes: whole eights, which belong to one head. The numbers of the next block are other
+// banks.
+constexpr int NUMBERS = (HPG * DV + 8 * CLUSTER - 1) / (8 * CLUSTER) * 8;
+constexpr int NUMBERS_ROW = CLUSTER > 1 ? NUMBERS + 32 / CLUSTER : NUMBERS;
+constexpr int PLACES = ROOM > 0 ? ROOM : 1;
+constexpr int OFFERED = (CLUSTER * PLACES + 3) / 4 * 4;  // candidates that the blocks of a cluster exchange
+// Candidates of a block up to which they are compared each with each; of spread.cu the best of WARPS shares.
+constexpr int COUNTED = SPREAD ? (WARPS * PLACES + 3) / 4 * 4 : 256;
 constexpr int SPLITS = CLUSTER * WARPS;  // shares of spread.cu: one for every warp
 
+static_assert(LEAD <= 32, "a lane for each compressed block that begins before a selection block");
+
 struct Shared {
-  alignas(16) bf16 q[16 * DK];
-  // Of every warp, for one branch after the other, and of the compressed block that the token completes.
-  alignas(16) float results[WARPS + 1][HPG][DV];
-  float tops[WARPS + 1][HPG], sums[WARPS + 1][HPG];
+  alignas(16) bf16 q[8 * HALVES * DK], token[TOKEN];
+  Partials<WARPS> partials[WINDOW_MEANWHILE ? 2 : 1];  // one branch after the other; a window merged late in the second
   // What the blocks of the cluster found: all maxima and sums, and the numbers of the result that are this block's.
-  float block_tops[3][CLUSTER][HPG], block_sums[3][CLUSTER][HPG], block_results[3][CLUSTER][NUMBERS];
+  alignas(16) float block_results[3][CLUSTER][NUMBERS_ROW];
+  float block_tops[3][CLUSTER][HPG], block_sums[3][CLUSTER][HPG];
   int block_seen[3][CLUSTER];
-  u32 block_best[CLUSTER], most;
-  float share[3][CLUSTER][HPG], lse[HPG], gates[HPG][3];
-  float key[DK], block[DK + DV], completed;
-  float probability[STRETCH * STRIDE + LEAD];
+  // This block's candidates, if few, and those that the cluster's blocks offer (`count_ahead`).
+  alignas(16) int order[COUNTED], offered[OFFERED];
+  int index[SPREAD ? COUNTED : 1], offered_index[OFFERED];
+  u32 most;
+  float gates[HPG][3];
+  float key[DK], block[DK + DV];
+  float probability[SPREAD ? 1 : STRETCH * STRIDE + LEAD];
   Ranking<THREADS, ROOM> ranking;
   int selected[SEL_N], count, seen[3];
 };
@@ -55,119 +68,170 @@ struct Scores {
   __device__ __forceinline__ float* at(int r, int key) const {
     return own + r * row + (SCORES_SHARED ? key - rank * range : key);
   }
+  // Keys that `at` can read, up to a limit.
+  __device__ __forceinline__ int first() const { return SCORES_SHARED && CLUSTER > 1 ? rank * range : 0; }
+  __device__ __forceinline__ int end(int limit) const {
+    return SCORES_SHARED && CLUSTER > 1 ? min(limit, (rank + 1) * range) : limit;
+  }
+  // Of any rank.
   __device__ __forceinline__ float read(int r, int key) const {
-    if (!SCORES_SHARED) return own[r * row + key];
-    const int owner = key / range;
-    const float* const there = own + r * row + key - owner * range;
-    return owner == rank ? *there : read_from(owner, there);
+    if (!SCORES_SHARED || CLUSTER == 1) return *at(r, key);
+    return read_from(key / range, own + r * row + key % range);
   }
 };
 
-// Warps to block, of which the last slot may belong to the completed block; each block of the cluster gets its part.
-__device__ __forceinline__ void merge_warps(Shared& s, int branch, int slots, int rank) {
+// Over CLUSTER neighbouring lanes, one for each block of the cluster.
+__device__ __forceinline__ float max_of_blocks(float x) {
+#pragma unroll
+  for (int lanes = 1; lanes < CLUSTER; lanes *= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, lanes));
+  return x;
+}
+__device__ __forceinline__ float sum_of_blocks(float x) {
+#pragma unroll
+  for (int lanes = 1; lanes < CLUSTER; lanes *= 2) x += __shfl_xor_sync(~0u, x, lanes);
+  return x;
+}
+
+// Warps to block: COUNT branches from `branch` on, of partials[0] and the next. Each block of the cluster gets its
+// part.
+template <int COUNT> __device__ __forceinline__ void merge_warps(Shared& s, int branch, bool extra, int rank) {
+  constexpr int VECTOR = 2 * COUNT, TASKS = HPG * DV / VECTOR;
   __syncthreads();
-  for (int i = threadIdx.x; i < HPG * DV; i += THREADS) {
-    const int r = i / DV, c = i % DV;
-    float top = -positive_infinity();
-#pragma unroll
-    for (int w = 0; w <= WARPS; w++) top = fmaxf(top, w < slots ? s.tops[w][r] : -positive_infinity());
-    const float base = top == -positive_infinity() ? 0.0f : top;
-    float sum = 0.0f, result = 0.0f;
-#pragma unroll
-    for (int w = 0; w <= WARPS; w++) {
-      if (w >= slots) break;
-      const float factor = exp2_approximate(s.tops[w][r] - base);
-      sum += factor * s.sums[w][r];
-      result += factor * s.results[w][r][c];
+  for (int i = threadIdx.x; i < COUNT * TASKS; i += THREADS) {
+    const int which = i / TASKS, n = i % TASKS * VECTOR, r = n / DV, c = n % DV;
+    const Merged<VECTOR> merged(s.partials[which], r, c, extra);
+    write_to(n / NUMBERS, (Vector<VECTOR>*)&s.block_results[branch + which][rank][n % NUMBERS], merged.result);
+    for (int to = c / VECTOR; to < CLUSTER; to += DV / VECTOR) {
+      write_to(to, &s.block_tops[branch + which][rank][r], merged.top);
+      write_to(to, &s.block_sums[branch + which][rank][r], merged.sum);
     }
-    write_to(i / NUMBERS, &s.block_results[branch][rank][i % NUMBERS], result);
-    if (c < CLUSTER) write_to(c, &s.block_tops[branch][rank][r], top), write_to(c, &s.block_sums[branch][rank][r], sum);
   }
 }
 
-// The blocks' shares in a branch, divided by its sum; of the compressed branch the log-sum too.
-__device__ __forceinline__ void weigh_blocks(Shared& s, int branch, int r) {
-  float top = -positive_infinity(), factors[CLUSTER], sum = 0.0f;
-#pragma unroll
-  for (int c = 0; c < CLUSTER; c++) top = fmaxf(top, s.block_tops[branch][c][r]);
-  const float base = top == -positive_infinity() ? 0.0f : top;
-#pragma unroll
-  for (int c = 0; c < CLUSTER; c++) {
-    factors[c] = exp2_approximate(s.block_tops[branch][c][r] - base);
-    sum += factors[c] * s.block_sums[branch][c][r];
-  }
-#pragma unroll
-  for (int c = 0; c < CLUSTER; c++) s.share[branch][c][r] = sum > 0.0f ? factors[c] / sum : 0.0f;
-  if (branch == CMP) s.lse[r] = base + log2f(sum);
-}
+// The maximum and the inverse of the sum of every head of the compressed branch over the blocks of the cluster, in each
+// warp for itself: a lane for each head.
+struct Softmax {
+  float top[HPG], inverse[HPG];
 
-// Importance of the candidates first ... end - 1, those of this rank, written to all blocks of the cluster.
-// Never negative; NaN becomes 0 and ranks last. s.most: the bits of the largest one.
+  __device__ __forceinline__ Softmax(const Shared& s) {
+    const int lane = threadIdx.x % 32, r = lane < HPG ? lane : HPG - 1;
+    float tops[CLUSTER], most = -positive_infinity(), sum = 0.0f;
+#pragma unroll
+    for (int c = 0; c < CLUSTER; c++) tops[c] = s.block_tops[CMP][c][r], most = fmaxf(most, tops[c]);
+    const float base = most == -positive_infinity() ? 0.0f : most;
+#pragma unroll
+    for (int c = 0; c < CLUSTER; c++) sum += exp2_approximate(tops[c] - base) * s.block_sums[CMP][c][r];
+    const float share = __fdividef(1.0f, sum);
+#pragma unroll
+    for (int i = 0; i < HPG; i++) top[i] = __shfl_sync(~0u, base, i), inverse[i] = __shfl_sync(~0u, share, i);
+  }
+  __device__ __forceinline__ float probability(int r, float score) const {
+    return exp2_approximate(score - top[r]) * inverse[r];
+  }
+};
+
+// Importance of `count` candidates from block `first` on. Never negative; NaN becomes 0 and ranks last.
 __device__ __forceinline__ void compute_importance(Shared& s, float* importance, const Scores& scores, int first,
-                                                   int end) {
-  for (int begin = first; begin < end; begin += STRETCH) {
-    const int blocks = end - begin < STRETCH ? end - begin : STRETCH;
-    const int from = begin * STRIDE - LEAD, count = blocks * STRIDE + LEAD;
-    for (int i = threadIdx.x; i < count; i += THREADS) {
+                                                   int count) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  // Keys of other ranks, before and after its own, are read by the last warp, the first ones while others compute.
+  const int lead = max(0, scores.first() - (first * STRIDE - LEAD));
+  const bool is_lead = warp == WARPS - 1 && lane < lead;
+  float ahead[HPG];
+#pragma unroll
+  for (int r = 0; r < HPG; r++) ahead[r] = is_lead ? scores.read(r, first * STRIDE - LEAD + lane) : 0.0f;
+  const Softmax softmax(s);
+  for (int begin = 0; begin < count; begin += STRETCH) {
+    const int blocks = count - begin < STRETCH ? count - begin : STRETCH;
+    const int from = (first + begin) * STRIDE - LEAD, end = from + blocks * STRIDE + LEAD;
+    const int own_from = max(from, scores.first()), own_end = scores.end(end);
+    if (is_lead && begin == 0) {
       float sum = 0.0f;
 #pragma unroll
-      for (int r = 0; r < HPG; r++) sum += exp2_approximate(scores.read(r, from + i) - s.lse[r]);
-      s.probability[i] = sum;
+      for (int r = 0; r < HPG; r++) sum += softmax.probability(r, ahead[r]);
+      s.probability[lane] = sum;
     }
-    __syncthreads();
-    u32 most = 0;
-    for (int j = threadIdx.x; j < blocks; j += THREADS) {
-      const float sum = importance_of(s.probability + j * STRIDE);
-      most = max(most, __float_as_uint(sum));
+    if (warp == WARPS - 1)
+      for (int key = own_end + lane; key < end; key += 32) {
+        float sum = 0.0f;
 #pragma unroll
-      for (int c = 0; c < CLUSTER; c++) write_to(c, importance + begin + j, sum);
+        for (int r = 0; r < HPG; r++) sum += softmax.probability(r, scores.read(r, key));
+        s.probability[key - from] = sum;
+      }
+    // Two at a time, so that one is read while the other is added up.
+    for (int key = own_from + threadIdx.x; key < own_end; key += 2 * THREADS) {
+      const int other = key + THREADS < own_end ? key + THREADS : key;
+      float sums[2] = {};
+#pragma unroll
+      for (int r = 0; r < HPG; r++) {
+        sums[0] += softmax.probability(r, *scores.at(r, key));
+        sums[1] += softmax.probability(r, *scores.at(r, other));
+      }
+      s.probability[key - from] = sums[0], s.probability[other - from] = sums[1];
     }
-    most = __reduce_max_sync(~0u, most);
-    if (threadIdx.x % 32 == 0) atomicMax(&s.most, most);
     __syncthreads();
+    for (int j = threadIdx.x; j < blocks; j += THREADS)
+      importance[begin + j] = importance_of(s.probability + j * STRIDE);
+    __syncthreads();
+  }
+}
+
+// This block's candidate goes to all blocks of the cluster, as number `place` of its best. Of two threads with the same
+// arguments one writes the importance, the other the index.
+__device__ __forceinline__ void offer(Shared& s, int rank, int place, int bits, int index, int half) {
+#pragma unroll
+  for (int c = 0; c < CLUSTER; c++)
+    if (half == 0) write_to(c, &s.offered[rank * PLACES + place], bits);
+    else write_to(c, &s.offered_index[rank * PLACES + place], index);
+}
+
+// Offers the best of the candidates order[0 ... count), of which order[count ... whole fours) are -1. index_of(i): the
+// block. Two lanes for a candidate.
+template <class Index>
+__device__ __forceinline__ void offer_counted(Shared& s, int rank, int count, const Index& index_of) {
+  const int half = threadIdx.x % 2;
+  for (int begin = 0; begin < count; begin += THREADS / 2) {
+    const int i = begin + (int)threadIdx.x / 2, j = i < count ? i : count - 1;
+    int place = count_ahead<2>(s.order, (count + 3) / 4, j, half);
+    place += __shfl_xor_sync(~0u, place, 1);
+    if (i < count && place < ROOM && s.order[i] >= 0) offer(s, rank, place, s.order[i], index_of(i), half);
   }
 }
 
 // A share of the compressed keys that spread.cu has seen, as if this warp had. record: null without one.
 __device__ __forceinline__ void take_record(Shared& s, const float* record) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  Partials<WARPS>& to = s.partials[0];
   for (int i = lane; i < HPG; i += 32) {
-    s.tops[warp][i] = record ? record[i] : -positive_infinity();
-    s.sums[warp][i] = record ? record[HPG + i] : 0.0f;
+    to.tops[warp][i] = record ? record[i] : -positive_infinity();
+    to.sums[warp][i] = record ? record[HPG + i] : 0.0f;
   }
-  float* const results = &s.results[warp][0][0];
-#pragma unroll 8
-  for (int i = lane; i < HPG * DV; i += 32) results[i] = record ? record[2 * HPG + i] : 0.0f;
+#pragma unroll 12
+  for (int i = lane; i < HPG * DV; i += 32) to.results[warp][i / DV][i % DV] = record ? record[2 * HPG + i] : 0.0f;
   if (lane == 0 && record) atomicAdd(&s.seen[CMP], (int)record[RECORD - 1]);
 }
 
-// Ranks the best blocks of all shares of spread.cu, `all` candidates having been shared out. important, candidates:
-// [SPLITS][ROOM] of the pair. importance: room for three numbers of each.
-__device__ __forceinline__ void rank_best_of_shares(Shared& s, float* importance, const float* important,
-                                                    const int* candidates, int all) {
-  const int share = (all + SPLITS - 1) / SPLITS, kept = share < ROOM ? share : ROOM, whole = all / share;
-  const int rest = all - whole * share, count = whole * kept + (rest < kept ? rest : kept);
-  int* const ties = (int*)(importance + count + 1);
-  int* const index = ties + count + 1;
+// Offers the best of many candidates, importance[1 ... count]; behind them is room for as many numbers. first: the
+// block of the first one. Not inlined: most contexts need none of its code.
+__device__ __noinline__ void offer_ranked(Shared& s, int rank, float* importance, int first, int count) {
   u32 most = 0;
-  for (int i = threadIdx.x; i < count; i += THREADS) {
-    const int at = i / kept * ROOM + i % kept;
-    importance[1 + i] = important[at], index[1 + i] = candidates[at];
-    most = max(most, __float_as_uint(important[at]));
-  }
+  for (int i = 1 + threadIdx.x; i <= count; i += THREADS) most = max(most, __float_as_uint(importance[i]));
   most = __reduce_max_sync(~0u, most);
   if (threadIdx.x % 32 == 0) atomicMax(&s.most, most);
   __syncthreads();
-  keep_most_important(s.ranking, importance, s.most, ties, count);
-  for (int i = threadIdx.x; i < ROOM; i += THREADS) s.ranking.best[i] = index[s.ranking.best[i]];
-  __syncthreads();
+  keep_most_important(s.ranking, importance, s.most, (int*)(importance + count + 1), count);
+  for (int i = threadIdx.x; i < 2 * ROOM; i += THREADS) {
+    const int k = s.ranking.best[i / 2];
+    offer(s, rank, i / 2, (int)__float_as_uint(importance[k]), first - 1 + k, i % 2);
+  }
 }
 
 // Whether more blocks exist than are selected, and the cluster ranks them.
 __device__ __forceinline__ bool ranks_blocks(int position) { return ROOM > 0 && position / SEL_L + 1 > SEL_N; }
 
-// The importance of this rank's candidates goes to all blocks of the cluster, before they wait for each other.
-__device__ __forceinline__ void offer_candidates(Shared& s, float* importance, const Scores& scores, int position) {
+// The best of this rank's selection blocks go to all blocks of the cluster, before they wait for each other. memory:
+// room for two numbers of each selection block.
+__device__ __forceinline__ void offer_candidates(Shared& s, float* memory, const Scores& scores, int position) {
   const int all = position / SEL_L - 2;
   // The candidate's first key decides whose it is.
   const auto first_of = [&](int rank) {
@@ -175,44 +239,88 @@ __device__ __forceinline__ void offer_candidates(Shared& s, float* importance, c
     return first < 1 ? 1 : first > all + 1 ? all + 1 : first;
   };
   const int first = first_of(scores.rank), end = scores.rank == CLUSTER - 1 ? all + 1 : first_of(scores.rank + 1);
-  compute_importance(s, importance, scores, first, end);
-  if (threadIdx.x < CLUSTER) write_to((int)threadIdx.x, &s.block_best[scores.rank], s.most);
+  const int count = end - first;
+  const bool few = count <= COUNTED;
+  if (few && threadIdx.x < 3 && count + (int)threadIdx.x < COUNTED) s.order[count + threadIdx.x] = -1;
+  compute_importance(s, few ? (float*)s.order : memory + 1, scores, first, count);
+  if (few) offer_counted(s, scores.rank, count, [&](int i) { return first + i; });
+  else offer_ranked(s, scores.rank, memory, first, count);
 }
 
-// selected[0 ... count): block 0, the chosen ones ascending, current - 1, current. The blocks of the cluster have
-// waited for each other since they offered candidates.
-__device__ __forceinline__ void select_blocks(Shared& s, float* importance, const float* important,
-                                              const int* candidates, int position) {
-  const int current = position / SEL_L, all = current - 2;
+// The same of the blocks that spread.cu has kept of this rank's shares. important, candidates: [SPLITS][ROOM] of the
+// pair.
+__device__ __forceinline__ void offer_kept(Shared& s, const float* important, const int* candidates, int rank,
+                                           int position) {
+  const int all = position / SEL_L - 2, share = (all + SPLITS - 1) / SPLITS;
+  for (int i = threadIdx.x; i < COUNTED; i += THREADS) {
+    const int first = (rank * WARPS + i / PLACES) * share, at = rank * WARPS * PLACES + i;
+    const bool present = i < WARPS * PLACES && i % PLACES < min(share, all - first);
+    s.order[i] = present ? (int)__float_as_uint(important[at]) : -1;
+    s.index[i] = present ? candidates[at] : 0;
+  }
+  __syncthreads();
+  offer_counted(s, rank, COUNTED, [&](int i) { return s.index[i]; });
+}
+
+// selected[0 ... count): block 0, the best of what the blocks of the cluster have offered, current - 1, current.
+__device__ __forceinline__ void select_blocks(Shared& s, int position) {
+  const int current = position / SEL_L;
   if (current + 1 <= SEL_N) {
     for (int i = threadIdx.x; i <= current; i += THREADS) s.selected[i] = i;
     if (threadIdx.x == 0) s.count = current + 1;
     __syncthreads();
     return;
   }
-  if (SPREAD) {
-    rank_best_of_shares(s, importance, important, candidates, all);
-  } else if (ROOM > 0) {
-    u32 most = 0;
-#pragma unroll
-    for (int c = 0; c < CLUSTER; c++) most = max(most, s.block_best[c]);
-    keep_most_important(s.ranking, importance, most, (int*)(importance + all + 1), all);
-  }
-  for (int i = threadIdx.x; i < ROOM; i += THREADS) {
-    int place = 1;
-#pragma unroll
-    for (int k = 0; k < ROOM; k++) place += s.ranking.best[k] < s.ranking.best[i];
-    s.selected[place] = s.ranking.best[i];
-  }
   if (threadIdx.x == 0)
     s.selected[0] = 0, s.selected[SEL_N - 2] = current - 1, s.selected[SEL_N - 1] = current, s.count = SEL_N;
+  for (int begin = 0; begin < OFFERED; begin += THREADS / 2) {
+    const int i = begin + (int)threadIdx.x / 2, j = i < OFFERED ? i : OFFERED - 1;
+    int place = count_ahead<2>(s.offered, OFFERED / 4, j, threadIdx.x % 2);
+    place += __shfl_xor_sync(~0u, place, 1);
+    if (i < OFFERED && place < ROOM && s.offered[i] >= 0) s.selected[1 + place] = s.offered_index[i];
+  }
   __syncthreads();
+}
+
+// list [SEL_N]: the selected blocks, ascending; -1 where there are fewer.
+__device__ __forceinline__ void write_selection(const Shared& s, int* list) {
+  for (int i = threadIdx.x; i < SEL_N; i += THREADS) {
+    const int own = i < s.count ? s.selected[i] : -1;
+    int place = i < s.count ? 0 : i;
+    for (int k = 0; k < s.count; k++) place += s.selected[k] < own;
+    list[place] = own;
+  }
+}
+
+// The gated sum of the branches: this rank's numbers of the result of a pair, [HPG * DV]. A warp takes eight numbers of
+// one head. First a lane has the weight of a block of the cluster in a branch, then four lanes add up a number.
+__device__ __forceinline__ void write_sum(const Shared& s, bf16* out, int rank) {
+  constexpr int TERMS = 3 * CLUSTER;
+  const int lane = threadIdx.x % 32, term = lane < TERMS ? lane : TERMS - 1, branch = term / CLUSTER;
+  const int column = lane / 4, t = lane % 4;
+  for (int first = threadIdx.x / 32 * 8; first < NUMBERS; first += WARPS * 8) {
+    const int i = rank * NUMBERS + first, r = i / DV;
+    if (i >= HPG * DV) return;
+    const float own = s.block_tops[branch][term % CLUSTER][r], top = max_of_blocks(own);
+    const float factor = top == -positive_infinity() ? 0.0f : exp2_approximate(own - top);
+    const float total = sum_of_blocks(factor * s.block_sums[branch][term % CLUSTER][r]);
+    const float weight = total > 0.0f ? s.gates[r][branch] * __fdividef(factor, total) : 0.0f;
+    float sum = 0.0f;
+#pragma unroll
+    for (int n = 0; n < TERMS; n += 4) {
+      const int of = n + t < TERMS ? n + t : 0;
+      const float x = __shfl_sync(~0u, weight, of) * (&s.block_results[0][0][0])[of * NUMBERS_ROW + first + column];
+      sum += n + t < TERMS ? x : 0.0f;
+    }
+    sum = quad_sum(sum);
+    if (t == 0) write_one(out + i + column, sum);
+  }
 }
 
 // rotations: [batch][2][DK / 2] cosines and sines of the token's position, then of the block's that it may complete.
 // memory: [batch][HEADS][capacity] where scores do not fit into shared memory; records, important and candidates: what
-// spread.cu leaves. chosen: [batch][GROUPS][SEL_N]; reads:
-// [batch][GROUPS][3], keys seen by each branch. out: [batch][HEADS][DV].
+// spread.cu leaves. chosen: [batch][GROUPS][SEL_N]; reads: [batch][GROUPS][3], keys seen by each branch. out:
+// [batch][HEADS][DV].
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #if CLUSTER > 1
 __cluster_dims__(CLUSTER, 1, 1)
@@ -225,7 +333,7 @@ step_attention(const bf16* projection, const float* logits, const float* bias, c
                int* chosen, int* reads, bf16* out, int parts) {
   extern __shared__ float4 shared_memory[];
   Shared& s = *(Shared*)shared_memory;
-  let_next_start();
+  for (int i = threadIdx.x; i < OFFERED; i += THREADS) s.offered[i] = -1;
   cluster_arrive();  // others may write here from now on
   const int rank = cluster_rank(), g = blockIdx.y, b = blockIdx.z, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const i64 pair = (i64)b * GROUPS + g;
@@ -239,7 +347,7 @@ step_attention(const bf16* projection, const float* logits, const float* bias, c
   // Behind the fixed memory: this rank's scores, then two numbers for every selection block.
   const i64 room = SCORES_SHARED ? ((capacity / UNIT + CLUSTER - 1) / CLUSTER) * UNIT + 2 : 0;
   float* const behind = (float*)(&s + 1);
-  float* const importance = behind + room * HPG;
+  float* const ranked = behind + room * HPG;
   const Scores scores = SCORES_SHARED ? Scores{behind, room, share * UNIT, rank}
                                       : Scores{memory + pair * HPG * capacity, capacity, share * UNIT, rank};
   // ---- 1. Compressed keys of this rank: units of 32 keys on their way before the wait for the queries
@@ -254,14 +362,26 @@ step_attention(const bf16* projection, const float* logits, const float* bias, c
   for (int i = threadIdx.x; i < s.ranking.BINS; i += THREADS) s.ranking.histogram[i] = 0;
   if (threadIdx.x == 0) s.ranking.held = s.ranking.tied = 0, s.most = 0;
   if (threadIdx.x < 3) s.seen[threadIdx.x] = 0;
+  // Warps take units of the window from the other end than those of the selected blocks: who has none of the one has
+  // of the other.
+  const int low = position + 1 > WINDOW ? position + 1 - WINDOW : 0;
+  const int window_unit = low / UNIT + (CLUSTER * WARPS - 1 - rank * WARPS - warp);
+  bool loads_window = (parts & WINDOWED) && (window_unit + 1) * UNIT <= position;
+  bf16* const window_page = loads_window ? win.page(window_unit * UNIT / PAGE) : nullptr;
+  const bool appends = !SPREAD && rank == CLUSTER - 1 && (parts & COMPRESSED);
+  const bool ranks = (parts & SELECTION) && ranks_blocks(position);
+  bf16* const token_page = appends ? page_of_task<THREADS>(caches, b, position) : nullptr;
   wait_for_previous();
   const bf16* const row = projection + (i64)b * WIDTH;
   const float2* const rotation = rotations + b * DK;
-  const bool appends = !SPREAD && rank == CLUSTER - 1 && (parts & COMPRESSED);
-  if (appends)
-    append_token(caches, b, g, position, row, rotation, weight_keys, weight_values,
-                 Partial{s.tops[WARPS], s.sums[WARPS], &s.results[WARPS][0][0], &s.completed}, s.q, s.key, s.block);
-  rotate_queries(s.q, row, rotation, g);
+  TokenPiece piece;
+  if (appends) piece.load(row, g);
+  rotate_queries<THREADS>(s.q, row, rotation, g);
+  if (appends) piece.store(s.token);
+  // Of the last warps, which have the fewest queries.
+  const Gate gates = {gate, temperature, {gate_cmp, gate_sel, gate_win}};
+  if (threadIdx.x >= THREADS - 3 * HPG)
+    load_gate(s.gates, (int)threadIdx.x - (THREADS - 3 * HPG), logits + (i64)b * 3 * HEADS, bias, g, gates);
   __syncthreads();
   Queries queries;
   queries.load(s.q);
@@ -281,55 +401,57 @@ step_attention(const bf16* projection, const float* logits, const float* bias, c
       seen += high;
       if (next < end) load_compressed(unit[n], next);
     }
+  Partials<WARPS>& partials = s.partials[0];
   if (SPREAD) take_record(s, parts & COMPRESSED ? records + (pair * SPLITS + rank * WARPS + warp) * RECORD : nullptr);
-  else running.finish(s.tops[warp], s.sums[warp], &s.results[warp][0][0]);
+  else running.finish<ROW>(partials.tops[warp], partials.sums[warp], &partials.results[warp][0][0]);
+  const bool completes = appends && completes_block(position);
+  if (appends)
+    append_token<THREADS, ROW>(caches, token_page, b, g, position, s.token, rotation, weight_keys, weight_values,
+                               Partial{partials.tops[WARPS], partials.sums[WARPS], &partials.results[WARPS][0][0]},
+                               s.q, s.key, s.block);
   if (lane == 0 && seen > 0) atomicAdd(&s.seen[CMP], seen);
-  // ---- 2. Window: on its way while the blocks of the cluster wait for each other: all of it but the newest tokens was
-  // there before. Warps take its units from the other end than those of the selected blocks: who has none of the one
-  // has of the other.
-  const int low = position + 1 > WINDOW ? position + 1 - WINDOW : 0;
-  int u = low / UNIT + (CLUSTER * WARPS - 1 - rank * WARPS - warp);
-  bool loaded = (parts & WINDOWED) && (u + 1) * UNIT <= position;
-  if (loaded) unit[0].load<PAGE>(win.page(u * UNIT / PAGE), g, u * UNIT % PAGE);
+  let_next_start();  // not before: its weights would delay the queries and the compressed keys
+  // ---- 2. Window: on its way while the blocks of the cluster wait for each other, as far as no new token is in it
+  const auto load_window = [&] {
+    if (loads_window) unit[0].load<PAGE>(window_page, g, window_unit * UNIT % PAGE);
+  };
+  if (!WINDOW_MEANWHILE) load_window();
   cluster_wait();  // all have started
-  merge_warps(s, CMP, appends ? WARPS + 1 : WARPS, rank);
+  merge_warps<1>(s, CMP, completes, rank);
+  if (SPREAD && ranks)
+    offer_kept(s, important + pair * SPLITS * ROOM, candidates + pair * SPLITS * ROOM, rank, position);
   cluster_arrive();
-  if (threadIdx.x < HPG)
-    compute_gates(s.gates, threadIdx.x, logits + (i64)b * 3 * HEADS, bias, g,
-                  {gate, temperature, {gate_cmp, gate_sel, gate_win}});
-  cluster_wait();
-  for (int r = threadIdx.x; r < HPG; r += THREADS) weigh_blocks(s, CMP, r);
-  const bool ranks = !SPREAD && (parts & SELECTION) && ranks_blocks(position);
-  const auto offer = [&] {
-    if (WINDOW_MEANWHILE) __syncthreads();  // the log-sums; otherwise the merge of the window's warps has waited
-    offer_candidates(s, importance, scores, position);
+  if (!SPREAD || !WINDOW_MEANWHILE) cluster_wait();
+  const auto exchange_candidates = [&] {
+    offer_candidates(s, ranked, scores, position);
     cluster_arrive();
   };
-  if (ranks && WINDOW_MEANWHILE) offer();
+  if (!SPREAD && ranks && WINDOW_MEANWHILE) exchange_candidates();
+  if (WINDOW_MEANWHILE) load_window();
+  if (threadIdx.x < HPG) compute_gates(s.gates, threadIdx.x, gates);
   const auto ignore = [](int, int, const float*, float, float, float) {};
   running.reset();
   seen = 0;
   if (parts & WINDOWED)
-    for (; u * UNIT <= position; u += CLUSTER * WARPS) {
+    for (int u = window_unit; u * UNIT <= position; u += CLUSTER * WARPS) {
       const int from_key = low - u * UNIT > 0 ? low - u * UNIT : 0;
       const int to_key = position + 1 - u * UNIT < UNIT ? position + 1 - u * UNIT : UNIT;
-      if (!loaded) unit[0].load<PAGE>(win.page(u * UNIT / PAGE), g, u * UNIT % PAGE);
-      loaded = false;
+      if (!loads_window) unit[0].load<PAGE>(win.page(u * UNIT / PAGE), g, u * UNIT % PAGE);
+      loads_window = false;
       running.see(unit[0], queries, from_key, to_key, ignore);
       seen += to_key - from_key;
     }
-  running.finish(s.tops[warp], s.sums[warp], &s.results[warp][0][0]);
+  Partials<WARPS>& window = s.partials[WINDOW_MEANWHILE ? 1 : 0];
+  running.finish<ROW>(window.tops[warp], window.sums[warp], &window.results[warp][0][0]);
   if (lane == 0 && seen > 0) atomicAdd(&s.seen[WIN], seen);
-  merge_warps(s, WIN, WARPS, rank);
+  if (!WINDOW_MEANWHILE) merge_warps<1>(s, WIN, false, rank);
   // ---- 3. Selection: importance of the blocks from the scores of 1, the top n
-  if (ranks && !WINDOW_MEANWHILE) offer();
-  if (ranks) cluster_wait();
+  if (!SPREAD && ranks && !WINDOW_MEANWHILE) exchange_candidates();
+  if (ranks || (SPREAD && WINDOW_MEANWHILE)) cluster_wait();
   int* const list = chosen + pair * SEL_N;
   if (parts & SELECTION) {
-    const i64 best = pair * SPLITS * (ROOM > 0 ? ROOM : 1);
-    select_blocks(s, importance, important + best, candidates + best, position);
-    if (rank == 0)
-      for (int i = threadIdx.x; i < SEL_N; i += THREADS) list[i] = i < s.count ? s.selected[i] : -1;
+    select_blocks(s, position);
+    if (rank == CLUSTER - 1) write_selection(s, list);  // the first ranks have more to do
   } else {
     if (threadIdx.x == 0) s.count = position / SEL_L + 1 < SEL_N ? position / SEL_L + 1 : SEL_N;
     for (int i = threadIdx.x; i < SEL_N; i += THREADS) s.selected[i] = list[i];
@@ -359,17 +481,14 @@ step_attention(const bf16* projection, const float* logits, const float* bias, c
       seen += high;
     }
   }
-  running.finish(s.tops[warp], s.sums[warp], &s.results[warp][0][0]);
+  running.finish<ROW>(partials.tops[warp], partials.sums[warp], &partials.results[warp][0][0]);
   if (lane == 0 && seen > 0) atomicAdd(&s.seen[SEL], seen);
-  merge_warps(s, SEL, WARPS, rank);
-  // ---- 5. Keys read, and the gated sum: each rank writes NUMBERS of the [HPG * DV] results
-  if (threadIdx.x < 3) {
-    const int completed = threadIdx.x == CMP && appends ? (int)s.completed : 0;
-    write_to(0, &s.block_seen[threadIdx.x][rank], s.seen[threadIdx.x] + completed);
-  }
+  merge_warps<WINDOW_MEANWHILE ? 2 : 1>(s, SEL, false, rank);
+  // ---- 5. Keys read, and the gated sum
+  if (threadIdx.x < 3)
+    write_to(0, &s.block_seen[threadIdx.x][rank], s.seen[threadIdx.x] + (threadIdx.x == CMP && completes ? 1 : 0));
   cluster_arrive();
   cluster_wait();
-  for (int i = threadIdx.x; i < 2 * HPG; i += THREADS) weigh_blocks(s, 1 + i / HPG, i % HPG);
   if (rank == 0 && threadIdx.x >= THREADS - 3) {
     const int branch = threadIdx.x - (THREADS - 3);
     int all = 0;
@@ -377,18 +496,7 @@ step_attention(const bf16* projection, const float* logits, const float* bias, c
     for (int c = 0; c < CLUSTER; c++) all += s.block_seen[branch][c];
     reads[pair * 3 + branch] = all;
   }
-  __syncthreads();
-  for (int k = threadIdx.x; k < NUMBERS; k += THREADS) {
-    const int i = rank * NUMBERS + k, r = i / DV;
-    if (i >= HPG * DV) continue;
-    float sum = 0.0f;
-#pragma unroll
-    for (int branch = 0; branch < 3; branch++)
-#pragma unroll
-      for (int c = 0; c < CLUSTER; c++)
-        sum += s.gates[r][branch] * s.share[branch][c][r] * s.block_results[branch][c][k];
-    write_one(out + ((i64)b * HEADS + g * HPG) * DV + i, sum);
-  }
+  write_sum(s, out + pair * HPG * DV, rank);
 }
 
 extern "C" __device__ int step_attention_shared = sizeof(Shared);

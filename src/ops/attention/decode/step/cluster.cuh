@@ -17,12 +17,20 @@ __device__ __forceinline__ int cluster_rank() {
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return (int)rank;
 }
-// To the same place in the shared memory of a block of the cluster, which must have started.
+// To the same place in the shared memory of a block of the cluster, which must have started: 4, 8 or 16 bytes.
 template <class X> __device__ __forceinline__ void write_to(int rank, X* own, X value) {
-  static_assert(sizeof(X) == 4, "words only");
+  static_assert(sizeof(X) == 4 || sizeof(X) == 8 || sizeof(X) == 16, "words only");
   u32 at = (u32)__cvta_generic_to_shared(own), there;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
-  asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(there), "r"(*(const u32*)&value) : "memory");
+  const u32* const x = (const u32*)&value;
+  if constexpr (sizeof(X) == 4)
+    asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(there), "r"(x[0]) : "memory");
+  else if constexpr (sizeof(X) == 8)
+    asm volatile("st.shared::cluster.v2.u32 [%0], {%1, %2};" ::"r"(there), "r"(x[0]), "r"(x[1]) : "memory");
+  else
+    asm volatile("st.shared::cluster.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(there), "r"(x[0]), "r"(x[1]), "r"(x[2]),
+                 "r"(x[3])
+                 : "memory");
 }
 template <class X> __device__ __forceinline__ X read_from(int rank, const X* own) {
   static_assert(sizeof(X) == 4, "words only");

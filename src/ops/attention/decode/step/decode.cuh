@@ -133,7 +133,7 @@ struct Unit {
 struct Queries {
   uint4 rows[HALVES][KP];
 
-  // q: [16][DK] in shared memory, rows without a head zero.
+  // q: [8 * HALVES][DK] in shared memory, rows without a head zero.
   __device__ __forceinline__ void load(const bf16* q) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
@@ -222,8 +222,8 @@ struct Running {
     add(unit, s, low, high, score);
   }
 
-  // Into memory of the warp: maxima [HPG], sums [HPG], results [HPG][DV], not divided by the sums.
-  __device__ __forceinline__ void finish(float* tops, float* sums, float* results) const {
+  // Into memory of the warp: maxima [HPG], sums [HPG], results [HPG][ROW], not divided by the sums.
+  template <int ROW = DV> __device__ __forceinline__ void finish(float* tops, float* sums, float* results) const {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int half = 0; half < HALVES; half++) {
@@ -233,15 +233,17 @@ struct Running {
       if (t == 0) tops[row] = most[half], sums[row] = sum;
 #pragma unroll
       for (int n = 0; n < VT; n++)
-        *(float2*)(results + row * DV + 8 * n + 2 * t) = make_float2(out[n][2 * half], out[n][2 * half + 1]);
+        *(float2*)(results + row * ROW + 8 * n + 2 * t) = make_float2(out[n][2 * half], out[n][2 * half + 1]);
     }
   }
 };
 
-// q[r][c] of group g of a row of the projection, rotated, in shared memory [16][DK]; rows without a head are zero.
-// rotation: cosine and sine of every pair.
+// q[r][c] of group g of a row of the projection, rotated, in shared memory [8 * HALVES][DK]; rows without a head are
+// zero. rotation: cosine and sine of every pair.
+template <int THREADS>
 __device__ __forceinline__ void rotate_queries(bf16* q, const bf16* projection, const float2* rotation, int g) {
-  for (int i = threadIdx.x; i < 16 * DK / 2; i += blockDim.x) {
+#pragma unroll
+  for (int i = threadIdx.x; i < 8 * HALVES * DK / 2; i += THREADS) {
     const int r = i / (DK / 2), j = i % (DK / 2);
     float x = 0.0f, y = 0.0f;
     if (r < HPG) {
@@ -261,24 +263,27 @@ struct Gate {
   float temperature, constants[3];
 };
 
-// Of head r of group g.
-__device__ __forceinline__ void compute_gates(float (*gates)[3], int r, const float* logits, const float* bias, int g,
-                                              const Gate& gate) {
-  float x[3] = {gate.constants[0], gate.constants[1], gate.constants[2]};
-  if (gate.kind != 2) {
+// Logit of branch i of head r of group g: gates[r][i], n = 3 r + i. Not read where the gate is constant.
+__device__ __forceinline__ void load_gate(float (*gates)[3], int n, const float* logits, const float* bias, int g,
+                                          const Gate& gate) {
+  if (gate.kind != 2) gates[n / 3][n % 3] = (logits[3 * g * HPG + n] + bias[3 * g * HPG + n]) / gate.temperature;
+}
+
+// The gates of head r from its logits.
+__device__ __forceinline__ void compute_gates(float (*gates)[3], int r, const Gate& gate) {
+  float x[3];
 #pragma unroll
-    for (int i = 0; i < 3; i++) x[i] = (logits[3 * (g * HPG + r) + i] + bias[3 * (g * HPG + r) + i]) / gate.temperature;
-    if (gate.kind == 1) {
-      const float most = fmaxf(x[0], fmaxf(x[1], x[2]));
+  for (int i = 0; i < 3; i++) x[i] = gate.kind == 2 ? gate.constants[i] : gates[r][i];
+  if (gate.kind == 1) {
+    const float most = fmaxf(x[0], fmaxf(x[1], x[2]));
 #pragma unroll
-      for (int i = 0; i < 3; i++) x[i] = expf(x[i] - most);
-      const float share = 1.0f / (x[0] + x[1] + x[2]);
+    for (int i = 0; i < 3; i++) x[i] = expf(x[i] - most);
+    const float share = 1.0f / (x[0] + x[1] + x[2]);
 #pragma unroll
-      for (int i = 0; i < 3; i++) x[i] *= share;
-    } else {
+    for (int i = 0; i < 3; i++) x[i] *= share;
+  } else if (gate.kind == 0) {
 #pragma unroll
-      for (int i = 0; i < 3; i++) x[i] = 1.0f / (1.0f + expf(-x[i]));
-    }
+    for (int i = 0; i < 3; i++) x[i] = 1.0f / (1.0f + expf(-x[i]));
   }
 #pragma unroll
   for (int i = 0; i < 3; i++) gates[r][i] = x[i];

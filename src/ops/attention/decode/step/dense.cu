@@ -15,10 +15,10 @@ struct Merge {
   int seen;
 };
 
-// Of one (sequence, group, split).
+// Of one (sequence, group, split). Behind the results is the number of keys.
 __device__ __forceinline__ Partial record_of(float* partial, int splits, i64 pair, int split) {
   float* const tops = partial + (pair * (splits + 1) + split) * RECORD;
-  return Partial{tops, tops + HPG, tops + 2 * HPG, tops + 2 * HPG + HPG * DV};
+  return Partial{tops, tops + HPG, tops + 2 * HPG};
 }
 
 // projection: queries [HEADS][DK], keys [GROUPS][DK], values [GROUPS][DV] of every sequence.
@@ -40,13 +40,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) step_dense(const bf16* 
     bf16* const page = cached.page(b, position / PAGE);
     append<PAGE>(page, g, position % PAGE, row + AT_CMP + g * DK, row + AT_CMP + KEYS + g * DV, rotation, threadIdx.x,
                  THREADS);
-    rotate_queries(q, row, rotation, g);
+    rotate_queries<THREADS>(q, row, rotation, g);
     __syncthreads();
     for (int c = threadIdx.x; c < DK; c += THREADS)
       key[c] = read_one(keys_of<PAGE>(page, g) + position % PAGE * DK + c);
     for (int c = threadIdx.x; c < DV; c += THREADS) value[c] = read_one(row + AT_CMP + KEYS + g * DV + c);
     __syncthreads();
     see_one(q, key, value, to);
+    if (threadIdx.x == 0) to.results[HPG * DV] = 1.0f;
     return;
   }
   const int units = (position + UNIT - 1) / UNIT, share = (units + splits - 1) / splits;
@@ -56,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) step_dense(const bf16* 
   bool loaded = u < end;
   if (loaded) unit.load<PAGE>(cached.page(b, u * UNIT / PAGE), g, u * UNIT % PAGE);
   wait_for_previous();
-  rotate_queries(q, row, rotation, g);
+  rotate_queries<THREADS>(q, row, rotation, g);
   if (threadIdx.x == 0) merge.seen = 0;
   __syncthreads();
   Queries queries;
@@ -88,7 +89,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) step_dense(const bf16* 
     to.results[i] = result;
     if (c == 0) to.tops[r] = top, to.sums[r] = sum;
   }
-  if (threadIdx.x == 0) *to.seen = (float)merge.seen;
+  if (threadIdx.x == 0) to.results[HPG * DV] = (float)merge.seen;
 }
 
 // Block (head of the group, group, sequence). out: [batch][HEADS][DV]; reads: [batch][GROUPS][3], of which the first

@@ -43,6 +43,25 @@ it.each(CASES)('takes the greatest, and the lower index among equals: %s', (_, v
   }
 });
 
+it.each(CASES)('counts the candidates ahead, of two equal ones the first: %s', (_, value) => {
+  for (const count of [1, 4, 13, 100, 256]) {
+    const noise = randomNumbers(3);
+    const values = Float32Array.from({ length: count }, (_, i) => value(i, noise()));
+    const fours = Math.ceil(count / 4);
+    const bits = new Int32Array(4 * fours).fill(-1);
+    bits.set(new Int32Array(values.buffer));
+    const order = Tensor.from(cuda, bits, [4 * fours], 'i32');
+    const places = Tensor.zeros(cuda, [4 * fours], 'i32');
+    code.launch('count_candidates', { grid: 1, block: 256 }, order, fours, places);
+    const expected = Array.from(values, (own, j) =>
+      values.reduce((ahead, other, k) => ahead + (other > own || (other === own && k < j) ? 1 : 0), 0),
+    );
+    expect([...places.read().slice(0, count)], `${count} candidates`).toEqual(expected);
+    order.free();
+    places.free();
+  }
+});
+
 it('takes time linear in the number of candidates when all are equal', () => {
   const time = (count: number) => Math.min(...[0, 1, 2].map(() => rank(new Float32Array(count).fill(0.5)).ms));
   time(1000); // the first launch also loads the code

@@ -15,6 +15,8 @@ const PIECE = 32;
 const LARGEST_HEAD = 128;
 const MOST_HEADS = 16;
 const MOST_SELECTED = 64;
+/** Compressed blocks at most that begin before a selection block and overlap it: a lane for each. */
+const MOST_LEAD = 32;
 
 /** Why these kernels do not support the shape, as a sentence; null if they do. */
 export function stepRefusal({ heads, sparse }: StepShape, widths: readonly number[]): string | null {
@@ -28,6 +30,8 @@ export function stepRefusal({ heads, sparse }: StepShape, widths: readonly numbe
   const rule = selectionRefusal(sparse);
   if (rule !== null) return rule;
   if (sparse.lSel % PIECE !== 0) return `l_sel ${sparse.lSel} is not a multiple of ${PIECE}`;
+  const lead = sparse.l / sparse.d - 1;
+  if (lead > MOST_LEAD) return `l ${sparse.l} is more than ${MOST_LEAD + 1} times d ${sparse.d}`;
   if (sparse.nSel > MOST_SELECTED) return `n_sel ${sparse.nSel} is more than ${MOST_SELECTED}`;
   return null;
 }

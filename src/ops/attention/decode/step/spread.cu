@@ -6,16 +6,16 @@
 #define READ_ONCE 1
 #include "append.cuh"
 #include "importance.cuh"
+#include "partials.cuh"
+#include "ranking.cuh"
 
 constexpr int THREADS = 256, WARPS = THREADS / 32;
 constexpr int AHEAD = DK + DV <= 128 ? 2 : 1;  // units of a warp in flight: as many as registers hold
 
 struct Shared {
-  alignas(16) bf16 q[16 * DK];
-  // Of every warp, and of the compressed block that the token completes.
-  alignas(16) float results[WARPS + 1][HPG][DV];
-  float tops[WARPS + 1][HPG], sums[WARPS + 1][HPG];
-  float key[DK], block[DK + DV], completed;
+  alignas(16) bf16 q[8 * HALVES * DK], token[TOKEN];
+  Partials<WARPS> partials;
+  float key[DK], block[DK + DV];
   int seen;
 };
 
@@ -48,14 +48,15 @@ step_scores(const bf16* projection, const int* positions, const float2* rotation
     else unit[n].clear();
   }
   if (threadIdx.x == 0) s.seen = 0;
+  const bool appends = split == splits - 1, completes = appends && completes_block(position);
+  bf16* const token_page = appends ? page_of_task<THREADS>(caches, b, position) : nullptr;
   wait_for_previous();
   const bf16* const row = projection + (i64)b * WIDTH;
   const float2* const rotation = rotations + b * DK;
-  const bool appends = split == splits - 1;
-  if (appends)
-    append_token(caches, b, g, position, row, rotation, weight_keys, weight_values,
-                 Partial{s.tops[WARPS], s.sums[WARPS], &s.results[WARPS][0][0], &s.completed}, s.q, s.key, s.block);
-  rotate_queries(s.q, row, rotation, g);
+  TokenPiece piece;
+  if (appends) piece.load(row, g);
+  rotate_queries<THREADS>(s.q, row, rotation, g);
+  if (appends) piece.store(s.token);
   __syncthreads();
   Queries queries;
   queries.load(s.q);
@@ -76,26 +77,22 @@ step_scores(const bf16* projection, const int* positions, const float2* rotation
       seen += high;
       if (next < end) load_compressed(unit[n], next);
     }
-  running.finish(s.tops[warp], s.sums[warp], &s.results[warp][0][0]);
+  Partials<WARPS>& partials = s.partials;
+  running.finish<ROW>(partials.tops[warp], partials.sums[warp], &partials.results[warp][0][0]);
   if (lane == 0 && seen > 0) atomicAdd(&s.seen, seen);
+  if (appends)
+    append_token<THREADS, ROW>(caches, token_page, b, g, position, s.token, rotation, weight_keys, weight_values,
+                               Partial{partials.tops[WARPS], partials.sums[WARPS], &partials.results[WARPS][0][0]},
+                               s.q, s.key, s.block);
   __syncthreads();
   float* const record = records + (pair * splits + split) * RECORD;
-  const int slots = appends ? WARPS + 1 : WARPS;
-  for (int i = threadIdx.x; i < HPG * DV; i += THREADS) {
+  for (int i = 2 * threadIdx.x; i < HPG * DV; i += 2 * THREADS) {
     const int r = i / DV, c = i % DV;
-    float top = -positive_infinity();
-    for (int w = 0; w < slots; w++) top = fmaxf(top, s.tops[w][r]);
-    const float base = top == -positive_infinity() ? 0.0f : top;
-    float sum = 0.0f, result = 0.0f;
-    for (int w = 0; w < slots; w++) {
-      const float factor = exp2_approximate(s.tops[w][r] - base);
-      sum += factor * s.sums[w][r];
-      result += factor * s.results[w][r][c];
-    }
-    record[2 * HPG + i] = result;
-    if (c == 0) record[r] = top, record[HPG + r] = sum;
+    const Merged<2> merged(partials, r, c, completes);
+    record[2 * HPG + i] = merged.result.x[0], record[2 * HPG + i + 1] = merged.result.x[1];
+    if (c == 0) record[r] = merged.top, record[HPG + r] = merged.sum;
   }
-  if (threadIdx.x == 0) record[RECORD - 1] = (float)(s.seen + (appends ? (int)s.completed : 0));
+  if (threadIdx.x == 0) record[RECORD - 1] = (float)(s.seen + (completes ? 1 : 0));
 }
 
 constexpr int KEYS_OF_THREAD = 4;
@@ -171,16 +168,14 @@ step_rank(const int* positions, const float* scores, i64 capacity, const float* 
     __syncthreads();
   }
   const int count = end - first;
+  int* const order = (int*)importance;
+  if (threadIdx.x < (4 - count % 4) % 4) order[count + threadIdx.x] = -1;
+  __syncthreads();
   for (int j = threadIdx.x; j < count; j += THREADS) {
-    const float value = importance[j];
-    int place = 0;
-#pragma unroll 8
-    for (int k = 0; k < j; k++) place += importance[k] >= value;
-#pragma unroll 8
-    for (int k = j + 1; k < count; k++) place += importance[k] > value;
+    const int place = count_ahead<1>(order, (count + 3) / 4, j, 0);
     if (place >= ROOM) continue;
     const i64 at = (pair * splits + split) * ROOM + place;
-    important[at] = value, candidates[at] = first + j;
+    important[at] = importance[j], candidates[at] = first + j;
   }
 }
 

@@ -54,11 +54,6 @@ export class SpreadBranch {
     this.candidates = Tensor.empty(cuda, [shares * (nSel - FORCED_BLOCKS)], 'i32');
   }
 
-  /** Shared memory that attention.cu needs to rank the best blocks of all shares: three numbers for each. */
-  static rankingBytes({ sparse }: StepShape): number {
-    return 12 * (SPLITS * (sparse!.nSel - FORCED_BLOCKS) + 2);
-  }
-
   /** Attends to the compressed keys, and puts the new tokens into the cache. */
   see(
     { projection, positions, rotations }: StepBuffers,

@@ -208,6 +208,7 @@ interface Case {
   readonly context?: number;
   /** The compressed branch has launches of its own; by default where the context is long. */
   readonly spread?: boolean;
+  readonly cluster?: number;
 }
 
 const SMALL: SparseShape = { l: 8, d: 4, lSel: 32, nSel: 5, w: 50 };
@@ -228,6 +229,20 @@ const CASES: readonly Case[] = [
     positions: [2500],
     context: 2 ** 20,
     spread: false,
+  },
+  {
+    name: 'one long sequence, too many blocks to compare each with each',
+    heads: heads(12, 2, 64),
+    sparse: PAPER,
+    positions: [20_001],
+    cluster: 1,
+  },
+  {
+    name: 'too many blocks to compare each with each, in clusters of two',
+    heads: heads(12, 2, 64),
+    sparse: PAPER,
+    positions: [40_001, 3001],
+    cluster: 2,
   },
   {
     name: 'compressed keys spread over the GPU',
@@ -298,6 +313,7 @@ const ALWAYS_EMULATED = [
   'one long sequence',
   'one that completes a block',
   'scores that do not fit into shared memory',
+  'one long sequence, too many blocks to compare each with each',
   'compressed keys spread over the GPU',
   'compressed keys spread, one that completes a block, in room for a million tokens',
   'no overlap, one head a group',
@@ -371,12 +387,13 @@ describe('attention of a step', () => {
     expect(stepRefusal(SHAPE, [768, 100])).toBe('a layer of 100 inputs: not a multiple of 32');
     expect(stepRefusal({ ...SHAPE, sparse: { ...PAPER, lSel: 48 } }, [])).toBe('l_sel 48 is not a multiple of 32');
     expect(stepRefusal({ ...SHAPE, sparse: { ...PAPER, nSel: 65 } }, [])).toBe('n_sel 65 is more than 64');
+    expect(stepRefusal({ ...SHAPE, sparse: { ...PAPER, l: 64, d: 1 } }, [])).toBe('l 64 is more than 33 times d 1');
     expect(stepRefusal({ ...SHAPE, sparse: { ...PAPER, localBlocks: 1 } }, [])).toContain('local_blocks 2');
   });
 });
 
 function check(device: StepDevice, example: Case): void {
-  const { heads, sparse, positions, cmpRope = 'after', conv = false, gate = 'softmax', spread } = example;
+  const { heads, sparse, positions, cmpRope = 'after', conv = false, gate = 'softmax', spread, cluster } = example;
   const context = example.context ?? Math.max(...positions) + 1;
   const tape = new Tape(device, { record: false });
   const batch = positions.length;
@@ -471,7 +488,8 @@ function check(device: StepDevice, example: Case): void {
     tail,
   };
   const shape: StepShape = { heads, sparse, cmpRope };
-  const kernels = new StepKernels(device, shape, 96, batch, { context, ...(spread === undefined ? {} : { spread }) });
+  const options = { ...(spread === undefined ? {} : { spread }), ...(cluster === undefined ? {} : { cluster }) };
+  const kernels = new StepKernels(device, shape, 96, batch, { context, ...options });
   const buffers = {
     projection: tape.from(projection, [batch, width], 'bf16'),
     positions: tape.from(positions, [batch], 'i32'),

@@ -231,7 +231,7 @@ export class StepKernels {
     if (isSpread(shape, batch, this.#cluster, context, spread)) {
       this.#spread = new SpreadBranch(cuda, shape, batch, context, this.#capacity);
       this.#attention = compileAttention(cuda, shape, this.#cluster, false, true);
-      this.#shared = this.#attention.constant(FIXED_SHARED) + SpreadBranch.rankingBytes(shape);
+      this.#shared = this.#attention.constant(FIXED_SHARED);
       this.#partial = null;
       return;
     }

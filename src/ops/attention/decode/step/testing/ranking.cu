@@ -1,4 +1,5 @@
-// `keep_most_important` alone, for its test: one block ranks the candidates 1 ... all. importance: [all + 1].
+// `keep_most_important` and `count_ahead` alone, for their tests. One block ranks the candidates 1 ... all; importance:
+// [all + 1].
 #include "../ranking.cuh"
 
 constexpr int THREADS = 256, ROOM = TAKEN;  // TAKEN: a macro
@@ -16,4 +17,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) rank_candidates(const floa
   __syncthreads();
   keep_most_important(ranking, importance, most, ties, all);
   for (int i = threadIdx.x; i < ROOM; i += THREADS) best[i] = ranking.best[i];
+}
+
+// order: [4 * fours]; places: the number of candidates ahead of each of them.
+extern "C" __global__ void __launch_bounds__(THREADS) count_candidates(const int* order, int fours, int* places) {
+  const int part = threadIdx.x % 2;
+  for (int begin = 0; begin < 4 * fours; begin += THREADS / 2) {
+    const int i = begin + (int)threadIdx.x / 2;
+    int place = i < 4 * fours ? count_ahead<2>(order, fours, i, part) : 0;
+    place += __shfl_xor_sync(~0u, place, 1);
+    if (i < 4 * fours) places[i] = place;
+  }
 }
