@@ -133,7 +133,7 @@ describe.each([0, 3])('the compressed branch without its first %i tiles of rows'
     const inputs = randomInputs({ name: '', lengths, heads: shape, sparse }, 2, 'bf16');
     // Scores rise along the keys, so that the reference of the softmax must move.
     const keys = inputs.kCmp.values;
-    keys.forEach((value, i) => void (keys[i] = value * 2 ** Math.floor((8 * i) / keys.length)));
+    for (let i = 0; i < keys.length; i++) keys[i] *= 2 ** Math.floor((8 * i) / keys.length);
     const tape = new Tape(cuda, { record: false });
     const tokens = new Sequences(cuda, lengths);
     const compressed = tokens.compressed(sparse.l, sparse.d);
