@@ -2,10 +2,10 @@
 import { setTimeout as sleep } from 'node:timers/promises';
 import { Worker } from 'node:worker_threads';
 import { createLoader, type Loader } from '../data/loader.js';
+import { failureOf } from '../data/pipeline/failure.js';
 import { type BaselineTask, type FromWorker, WORKER_MODULE } from '../data/pipeline/messages.js';
 import { StreamLoader } from '../data/pipeline/stream-loader.js';
 import { BASELINE_BYTES } from '../data/pipeline/tokenizer-baseline.js';
-import { failureOf } from '../data/pipeline/workers.js';
 import { openCorpus } from '../data/sources/corpus.js';
 import type { CorpusSpec } from '../data/sources/spec.js';
 import { quantile } from '../numbers.js';

@@ -5,7 +5,8 @@ import { afterAll, describe, expect, it } from 'vitest';
 import { trainFlags } from '../config/flags.js';
 import { UsageError } from '../errors.js';
 import { byteLevelTokenizerJson } from './testing/tokenizer-json.js';
-import { BUILT_IN_TOKENIZERS, createTokenizer } from './tokenizer.js';
+import { createTokenizer } from './tokenizer.js';
+import { BUILT_IN_TOKENIZERS } from './tokenizers/built-in.js';
 
 const folder = mkdtempSync(join(tmpdir(), 'trefoil-tokenizer-'));
 afterAll(() => rmSync(folder, { recursive: true }));

@@ -3,10 +3,8 @@
 import { existsSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import { UsageError } from '../errors.js';
-import { createByteTokenizer } from './tokenizers/bytes.js';
-import { createGpt2Tokenizer } from './tokenizers/gpt2.js';
+import { BUILT_IN_TOKENIZERS, createBuiltInTokenizer, isBuiltInTokenizer } from './tokenizers/built-in.js';
 import { createHuggingFaceTokenizer } from './tokenizers/huggingface.js';
-import { createStoryTokenizer } from './tokenizers/stories.js';
 import type { TokenBuffer } from './tokenizers/token-buffer.js';
 
 /** Text to token ids and back. */
@@ -74,19 +72,9 @@ export interface StreamDecoder {
   end(): string;
 }
 
-const BUILT_IN = { byte: createByteTokenizer, gpt2: createGpt2Tokenizer, stories: createStoryTokenizer } as const;
-
-/** The names that `createTokenizer` knows. */
-export const BUILT_IN_TOKENIZERS = Object.keys(BUILT_IN);
-
-/** Whether `spec` names a tokenizer of Trefoil; otherwise it is a path. */
-export function isBuiltInTokenizer(spec: string): spec is keyof typeof BUILT_IN {
-  return Object.hasOwn(BUILT_IN, spec);
-}
-
 /** `byte`, `gpt2`, `stories`, or the path of a tokenizer.json (or of the folder that holds one). */
 export function createTokenizer(spec: string): Tokenizer {
-  if (isBuiltInTokenizer(spec)) return BUILT_IN[spec]();
+  if (isBuiltInTokenizer(spec)) return createBuiltInTokenizer(spec);
   if (!existsSync(spec)) {
     throw new UsageError(
       `data.tokenizer: "${spec}" is not one of ${BUILT_IN_TOKENIZERS.join(', ')} and not an existing tokenizer.json file`,

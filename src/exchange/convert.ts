@@ -6,7 +6,7 @@ import { basename, join, resolve } from 'node:path';
 import { stringify } from 'yaml';
 import { parseConfig } from '../config/parse.js';
 import type { Config, NsaConfig } from '../config/schema.js';
-import { isBuiltInTokenizer } from '../data/tokenizer.js';
+import { isBuiltInTokenizer } from '../data/tokenizers/built-in.js';
 import { UsageError } from '../errors.js';
 import { writeFileAtomic } from '../files.js';
 import { parameterCount } from '../model/memory.js';

@@ -1,7 +1,7 @@
 /** Folders that appear whole or not at all, and the small files that travel with a model. */
 import { mkdirSync, renameSync, rmSync } from 'node:fs';
 import { basename, dirname, join, resolve } from 'node:path';
-import { isBuiltInTokenizer } from '../data/tokenizer.js';
+import { isBuiltInTokenizer } from '../data/tokenizers/built-in.js';
 import { UsageError } from '../errors.js';
 import {
   asideName,

@@ -4,7 +4,7 @@ import { basename, dirname, resolve } from 'node:path';
 import { z } from 'zod';
 import { parseSavedConfig } from '../config/parse.js';
 import type { Config } from '../config/schema.js';
-import { isBuiltInTokenizer } from '../data/tokenizer.js';
+import { isBuiltInTokenizer } from '../data/tokenizers/built-in.js';
 import { UsageError } from '../errors.js';
 import { fileError, openRegularFile, readFully, writeFileAtomic } from '../files.js';
 

@@ -1,12 +1,12 @@
 /** Messages between the trainer's thread and its workers. Samples go through shared memory. */
 
 import type { MessagePort } from 'node:worker_threads';
-import type { UnitProgress } from '../shards/build.js';
 import type { Cursor, Side } from '../sources/documents.js';
 import type { CorpusSpec } from '../sources/spec.js';
+import type { Failure } from './failure.js';
 import type { RingMemory } from './ring.js';
 
-/** The program of all worker threads (worker.ts). */
+/** The program of the worker threads (worker.ts). */
 export const WORKER_MODULE = new URL('./worker.js', import.meta.url);
 
 export interface LaneTask {
@@ -30,13 +30,6 @@ export interface StreamTask {
   readonly fetchAhead: boolean;
 }
 
-export interface PrepareTask {
-  readonly kind: 'prepare';
-  readonly spec: CorpusSpec;
-  readonly tokenizer: string;
-  readonly folder: string;
-}
-
 export interface BaselineTask {
   readonly kind: 'baseline';
   readonly spec: CorpusSpec;
@@ -48,18 +41,10 @@ export interface BaselineTask {
   readonly go: SharedArrayBuffer;
 }
 
-export type WorkerTask = StreamTask | PrepareTask | BaselineTask;
+export type WorkerTask = StreamTask | BaselineTask;
 
 export type FromWorker =
+  | Failure
   | { readonly kind: 'news' }
-  | {
-      readonly kind: 'failed';
-      readonly message: string;
-      /** Null for an unexpected error. */
-      readonly exitCode: number | null;
-      readonly name: string;
-      readonly stack: string;
-    }
   | { readonly kind: 'ready' }
-  | { readonly kind: 'rate'; readonly tokens: number; readonly bytes: number; readonly seconds: number }
-  | { readonly kind: 'unit'; readonly progress: UnitProgress };
+  | { readonly kind: 'rate'; readonly tokens: number; readonly bytes: number; readonly seconds: number };

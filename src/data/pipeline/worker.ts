@@ -2,12 +2,12 @@
 
 import { setImmediate } from 'node:timers/promises';
 import { parentPort, workerData } from 'node:worker_threads';
-import { prepareUnits } from '../shards/build.js';
 import { BlobOpener } from '../sources/blob.js';
 import { type Cursor, LaneDocuments } from '../sources/documents.js';
 import { CorpusOrder } from '../sources/order.js';
 import type { CorpusSpec } from '../sources/spec.js';
 import { createTokenizer, type Tokenizer } from '../tokenizer.js';
+import { describeFailure } from './failure.js';
 import { type LaneCounts, LaneSamples } from './lane-samples.js';
 import type { FromWorker, LaneTask, WorkerTask } from './messages.js';
 import { Ring } from './ring.js';
@@ -18,11 +18,6 @@ const port = task.kind === 'stream' ? task.port : parentPort!;
 
 function send(message: FromWorker): void {
   port.postMessage(message);
-}
-
-function describeFailure(error: unknown): FromWorker {
-  const { message, stack, exitCode, name } = error as Error & { exitCode?: number };
-  return { kind: 'failed', message: message ?? String(error), exitCode: exitCode ?? null, name, stack: stack ?? '' };
 }
 
 /** Unused local files that a thread keeps open. */
@@ -98,7 +93,6 @@ class LaneRunner {
 }
 
 async function main(): Promise<void> {
-  if (task.kind === 'prepare') return prepareUnits(task, port, send);
   if (task.kind === 'baseline') return measureTokenizer(task, send);
   const ring = new Ring(task.ring);
   const runner = new LaneRunner(ring, task.worker);
@@ -116,7 +110,7 @@ async function main(): Promise<void> {
 }
 
 main().catch((error) => {
-  // A failing lane was reported above; a failing preparation is reported here. The thread ends either way.
+  // A failing lane was reported above; a failing measurement is reported here. The thread ends either way.
   if (task.kind !== 'stream') send(describeFailure(error));
   process.exit(1);
 });

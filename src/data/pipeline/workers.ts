@@ -3,9 +3,8 @@
 import { MessageChannel, type MessagePort, receiveMessageOnPort, Worker } from 'node:worker_threads';
 import { TrefoilError } from '../../errors.js';
 import { workerFile } from '../../worker-file.js';
+import { failureOf } from './failure.js';
 import { type FromWorker, type StreamTask, WORKER_MODULE } from './messages.js';
-
-type Failure = Extract<FromWorker, { kind: 'failed' }>;
 
 export class PipelineWorkers {
   readonly #workers: readonly Worker[];
@@ -91,12 +90,4 @@ export class PipelineWorkers {
     this.#failure ??= new TrefoilError(message);
     for (const listener of this.#listeners) listener();
   }
-}
-
-/** The error of another thread. Expected errors keep their message and code; others are marked as internal. */
-export function failureOf({ message, exitCode, stack }: Failure): TrefoilError {
-  const cause = new Error(message);
-  cause.stack = stack;
-  if (exitCode !== null) return new TrefoilError(message, exitCode, { cause });
-  return new TrefoilError(`internal error in a data worker: ${message}`, undefined, { cause });
 }

@@ -1,29 +1,30 @@
 /**
  * From a corpus to token shards: for the cache of text sources and for `data prepare`. The parts of a corpus are tokenised in
- * this process, or by worker threads into a folder each, which are joined in order. The shards are the same either way.
+ * this process, or by worker threads into a file each, which are joined in order. The shards are the same either way.
  */
 
-import { existsSync, rmSync } from 'node:fs';
+import { existsSync } from 'node:fs';
 import { join } from 'node:path';
-import { type MessagePort, Worker } from 'node:worker_threads';
+import { Worker } from 'node:worker_threads';
 import { TrefoilError, UsageError } from '../../errors.js';
 import { ensureFolder } from '../../files.js';
 import { workerFile } from '../../worker-file.js';
-import { firstAtLeast } from '../batch.js';
 import type { BuildProgress } from '../loader.js';
-import { type FromWorker, type PrepareTask, WORKER_MODULE } from '../pipeline/messages.js';
-import { failureOf } from '../pipeline/workers.js';
+import { failureOf } from '../pipeline/failure.js';
 import { BlobOpener } from '../sources/blob.js';
 import { type FileReport, isUnchanged } from '../sources/files.js';
 import { CorpusOrder } from '../sources/order.js';
-import { documentBytes, documentText, openPart } from '../sources/reader.js';
 import type { CorpusSpec } from '../sources/spec.js';
-import { cutText } from '../sources/text.js';
-import { createTokenizer, type Tokenizer } from '../tokenizer.js';
-import { partialName, renameDurably } from './folders.js';
+import type { Tokenizer } from '../tokenizer.js';
+import { removeFolder } from './folders.js';
 import type { ShardIndex } from './format.js';
-import { ShardReader } from './reader.js';
+import { partFile, readPart } from './part.js';
+import type { FromPrepareWorker, PrepareTask } from './prepare-worker.js';
+import { tokeniseUnit, type UnitProgress } from './tokenise.js';
 import { ShardWriter } from './writer.js';
+
+/** The program of the worker threads. */
+const PREPARE_MODULE = new URL('./prepare-worker.js', import.meta.url);
 
 export interface BuildOptions {
   readonly spec: CorpusSpec;
@@ -34,21 +35,7 @@ export interface BuildOptions {
   readonly onProgress?: ((progress: BuildProgress) => void) | undefined;
 }
 
-/** Joined tokens are copied in pieces of this length. */
-const COPIED_TOKENS = 1 << 20;
 const PROGRESS_INTERVAL_MS = 200;
-/** All tokens of a part in one file. */
-const WITHOUT_LIMIT = Number.POSITIVE_INFINITY;
-
-/** Counts of a part, sent while it is being tokenised. Counts are increments since the last message. */
-export interface UnitProgress {
-  readonly documents: number;
-  readonly tokens: number;
-  readonly bytes: number;
-  readonly done: boolean;
-  readonly skipped?: string;
-  readonly replaced?: { file: string; count: number };
-}
 
 /** Adds the progress of parts, and calls `onProgress` at most every 200 ms and after the last part. */
 export class ProgressCounter {
@@ -93,8 +80,9 @@ export async function buildShards(
     let skippedFiles = 0;
     if (options.workers <= 1) {
       const opener = new BlobOpener(spec);
+      const send = (progress: UnitProgress) => counter.add(progress);
       for (let unit = 0; unit < total; unit++)
-        await tokeniseUnit({ order, opener, tokenizer, unit, writer, send: (progress) => counter.add(progress) });
+        send(await tokeniseUnit({ order, opener, tokenizer, unit, writer, send }));
       skippedFiles = counter.report.skipped.length;
     } else {
       const units = join(folder, 'units');
@@ -102,7 +90,7 @@ export async function buildShards(
       const joined = new JoinedUnits(units, writer);
       await tokeniseInThreads(options, units, total, joined, counter);
       skippedFiles = joined.skippedFiles;
-      rmSync(units, { recursive: true });
+      await removeFolder(units);
     }
     return { index: await finish(writer, spec, skippedFiles), report: counter.report };
   } catch (error) {
@@ -125,68 +113,15 @@ export async function finish(writer: ShardWriter, spec: CorpusSpec, skippedFiles
   return writer.finish(skippedFiles);
 }
 
-interface UnitJob {
-  readonly order: CorpusOrder;
-  readonly opener: BlobOpener;
-  readonly tokenizer: Tokenizer;
-  readonly unit: number;
-  readonly writer: ShardWriter;
-  readonly send: (progress: UnitProgress) => void;
-}
-
-/** Tokenises one part of the corpus, document after document in the order of the file. */
-async function tokeniseUnit({ order, opener, tokenizer, unit, writer, send }: UnitJob): Promise<void> {
-  const { file, part } = order.plainUnit(unit);
-  const sent = { documents: writer.documents, tokens: writer.tokens };
-  let bytes = 0;
-  let replaced = 0;
-  let isSkipped = false;
-  const report = (done: boolean): void => {
-    const counts = { documents: writer.documents - sent.documents, tokens: writer.tokens - sent.tokens, bytes };
-    sent.documents = writer.documents;
-    sent.tokens = writer.tokens;
-    bytes = 0;
-    send({
-      ...counts,
-      done,
-      ...(done && isSkipped && { skipped: file.name }),
-      ...(done && replaced > 0 && { replaced: { file: file.name, count: replaced } }),
-    });
-  };
-  const reader = await openPart({ file, part, textField: order.spec.textField, opener });
-  try {
-    for (let position = 0; ; ) {
-      const block = await reader.read(position);
-      if (block === undefined) break;
-      replaced += block.replaced ?? 0;
-      if (block.skipped !== undefined) isSkipped = true;
-      for (const document of block.documents) {
-        for (const piece of cutText(documentText(document))) writer.append(tokenizer.encode(piece));
-        bytes += documentBytes(document);
-        if (!block.isPartial) writer.endDocument();
-      }
-      position = block.next;
-      report(false);
-    }
-  } finally {
-    await reader.close();
-  }
-  report(true);
-}
-
-function unitFolder(folder: string, unit: number): string {
-  return join(folder, `unit-${String(unit).padStart(6, '0')}`);
-}
-
 export function finishedUnits(folder: string, total: number): Set<number> {
   const done = new Set<number>();
-  for (let unit = 0; unit < total; unit++) if (existsSync(unitFolder(folder, unit))) done.add(unit);
+  for (let unit = 0; unit < total; unit++) if (existsSync(partFile(folder, unit))) done.add(unit);
   return done;
 }
 
 /**
- * Tokenises the parts that are not done, each into a folder of its own in `folder`, and joins all `total` meanwhile: this
- * thread has nothing else to do.
+ * Tokenises the parts that are not done, each into a file of its own in `folder`, and joins all `total` meanwhile: this
+ * thread has nothing else to do. The threads take the next part by a shared counter, because this one is often busy.
  */
 export async function tokeniseInThreads(
   { spec, tokenizerName, workers: count }: Omit<BuildOptions, 'tokenizer'>,
@@ -195,86 +130,34 @@ export async function tokeniseInThreads(
   joined: JoinedUnits,
   counter: ProgressCounter,
 ): Promise<void> {
-  const open = Array.from({ length: total }, (_, unit) => unit).filter((unit) => !joined.isDone(unit));
-  const file = await workerFile(WORKER_MODULE);
-  const workerData: PrepareTask = { kind: 'prepare', spec, tokenizer: tokenizerName, folder };
+  const units = Array.from({ length: total }, (_, unit) => unit).filter((unit) => !joined.isDone(unit));
+  const file = await workerFile(PREPARE_MODULE);
+  const taken = new SharedArrayBuffer(Int32Array.BYTES_PER_ELEMENT);
+  const workerData: PrepareTask = { spec, tokenizer: tokenizerName, folder, units, taken };
   const workers: Worker[] = [];
   const run = (): Promise<void> =>
     new Promise((resolve, reject) => {
       const worker = new Worker(file, { workerData, name: 'trefoil-prepare' });
       workers.push(worker);
-      let unit: number | null = null;
-      const receive = (message: FromWorker): void => {
-        if (message.kind === 'ready') {
-          unit = open.shift() ?? null;
-          worker.postMessage(unit);
-        } else if (message.kind === 'failed') reject(failureOf(message));
-        else if (message.kind === 'unit') {
-          counter.add(message.progress);
-          if (message.progress.done) joined.add(unit!);
-        }
-      };
       worker.on('error', (error) => reject(new TrefoilError(`a worker failed: ${error.message}`)));
       worker.on('exit', (code) =>
         code === 0 ? resolve() : reject(new TrefoilError(`a worker ended with code ${code}`)),
       );
-      worker.on('message', (message: FromWorker) => {
+      worker.on('message', (message: FromPrepareWorker) => {
         try {
-          receive(message);
+          if (message.kind === 'failed') throw failureOf(message);
+          counter.add(message.progress);
+          if (message.progress.done) joined.add(message.unit);
         } catch (error) {
           reject(error);
         }
       });
     });
   try {
-    if (open.length > 0) await Promise.all(Array.from({ length: Math.min(count, open.length) }, run));
+    await Promise.all(Array.from({ length: Math.min(count, units.length) }, run));
   } finally {
     await Promise.all(workers.map((worker) => worker.terminate()));
   }
-}
-
-/** The program of a worker thread: tokenises the parts whose numbers `port` receives, until it receives null. */
-export async function prepareUnits(
-  task: PrepareTask,
-  port: MessagePort,
-  send: (message: FromWorker) => void,
-): Promise<void> {
-  const order = new CorpusOrder(task.spec);
-  const opener = new BlobOpener(task.spec);
-  const tokenizer = createTokenizer(task.tokenizer);
-  const waiting: ((unit: number | null) => void)[] = [];
-  port.on('message', (unit: number | null) => waiting.shift()?.(unit));
-  for (;;) {
-    const asked = new Promise<number | null>((resolve) => waiting.push(resolve));
-    send({ kind: 'ready' });
-    const unit = await asked;
-    if (unit === null) break;
-    const target = unitFolder(task.folder, unit);
-    const aside = partialName(target);
-    ensureFolder(aside);
-    const writer = new ShardWriter(aside, tokenizer, WITHOUT_LIMIT);
-    try {
-      await tokeniseUnit({
-        order,
-        opener,
-        tokenizer,
-        unit,
-        writer,
-        send: (progress) => {
-          if (progress.done) {
-            writer.finish(progress.skipped === undefined ? 0 : 1);
-            renameDurably(aside, target);
-          }
-          send({ kind: 'unit', progress });
-        },
-      });
-    } catch (error) {
-      writer.abandon();
-      rmSync(aside, { recursive: true, force: true });
-      throw error;
-    }
-  }
-  port.close();
 }
 
 /** Parts as they are joined: appended to `writer` in order, each as soon as it and all before it are done. */
@@ -284,13 +167,15 @@ export class JoinedUnits {
   readonly #folder: string;
   readonly #writer: ShardWriter;
   readonly #done: Set<number>;
+  readonly #earlier: ReadonlySet<number>;
   #next = 0;
 
-  /** `done`: parts that are done already. */
-  constructor(folder: string, writer: ShardWriter, done: ReadonlySet<number> = new Set()) {
+  /** `earlier`: parts that are done already. */
+  constructor(folder: string, writer: ShardWriter, earlier: ReadonlySet<number> = new Set()) {
     this.#folder = folder;
     this.#writer = writer;
-    this.#done = new Set(done);
+    this.#earlier = earlier;
+    this.#done = new Set(earlier);
     this.#join();
   }
 
@@ -305,23 +190,12 @@ export class JoinedUnits {
   }
 
   #join(): void {
-    for (; this.#done.has(this.#next); this.#next++) this.#append(unitFolder(this.#folder, this.#next));
-  }
-
-  #append(folder: string): void {
-    // The writer of the part computed the hashes moments ago or before an interruption: they are compared here.
-    const reader = ShardReader.open(folder);
-    const { index, documentStarts } = reader;
-    this.skippedFiles += index.skippedFiles;
-    try {
-      for (let from = 0; from < index.tokens; from += COPIED_TOKENS) {
-        const count = Math.min(COPIED_TOKENS, index.tokens - from);
-        const [first, end] = [from, from + count].map((position) => firstAtLeast(documentStarts, position));
-        const starts = documentStarts.subarray(first, end).map((start) => start - from);
-        this.#writer.appendTokens(reader.readTokens(from, count), starts);
-      }
-    } finally {
-      reader.close();
-    }
+    const { type } = this.#writer;
+    for (; this.#done.has(this.#next); this.#next++)
+      this.skippedFiles += readPart(partFile(this.#folder, this.#next), {
+        type,
+        verify: this.#earlier.has(this.#next),
+        take: (ids, starts) => this.#writer.appendTokens(ids, starts),
+      });
   }
 }

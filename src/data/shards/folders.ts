@@ -2,6 +2,7 @@
 
 import { randomBytes } from 'node:crypto';
 import { readdirSync, renameSync, rmSync, statSync } from 'node:fs';
+import { unlink } from 'node:fs/promises';
 import { hostname } from 'node:os';
 import { dirname, join } from 'node:path';
 import { TrefoilError } from '../../errors.js';
@@ -49,6 +50,13 @@ export function renameDurably(from: string, to: string): void {
   fsyncDir(from);
   renameSync(from, to);
   fsyncDir(dirname(to));
+}
+
+/** Removes a folder; its files several at a time, because it takes a while to free what memory holds of a large file. */
+export async function removeFolder(folder: string): Promise<void> {
+  const files = readdirSync(folder, { withFileTypes: true }).filter((entry) => entry.isFile());
+  await Promise.all(files.map(({ name }) => unlink(join(folder, name))));
+  rmSync(folder, { recursive: true, force: true });
 }
 
 /** Removes partial folders in `root` that dead processes of this machine left. */

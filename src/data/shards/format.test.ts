@@ -4,7 +4,8 @@ import { describe, expect, it } from 'vitest';
 import { UsageError } from '../../errors.js';
 import { testFolder } from '../testing/folder.js';
 import { writeShards } from '../testing/shards.js';
-import { DamagedShards, readIndex, tokenTypeFor } from './format.js';
+import { DamagedShards, readIndex } from './format.js';
+import { tokenTypeFor } from './token-type.js';
 
 const folder = testFolder();
 

@@ -5,6 +5,8 @@ import { openCorpus } from '../sources/corpus.js';
 import { hubOptions, numberedDocuments } from '../testing/corpora.js';
 import { testFolder } from '../testing/folder.js';
 import { parquetFile } from '../testing/parquet.js';
+import { byteLevelTokenizerJson } from '../testing/tokenizer-json.js';
+import { createTokenizer } from '../tokenizer.js';
 import { createByteTokenizer } from '../tokenizers/bytes.js';
 import { buildShards } from './build.js';
 import { prepareCorpus } from './prepare.js';
@@ -74,7 +76,7 @@ describe('preparing a corpus', () => {
       /b\.parquet/,
     );
     writeFileSync(folder.path('corpus/b.parquet'), damaged);
-    const done = readdirSync(`${path}.preparing`).filter((name) => /^unit-\d+$/.test(name)).length;
+    const done = readdirSync(`${path}.preparing`).filter((name) => /^part-\d+$/.test(name)).length;
     expect(done).toBeGreaterThan(1);
     await expect(prepareCorpus({ spec, tokenizerName: 'gpt2', folder: path, workers: 1 })).rejects.toThrow(
       /another corpus or tokenizer/,
@@ -89,6 +91,31 @@ describe('preparing a corpus', () => {
     });
     expect(notes).toEqual([expect.stringMatching(new RegExp(`^${done} of \\d+ parts are done already$`))]);
     expect(textOf(path)).toBe(expected);
+  });
+
+  it('names a part that was damaged after an interruption', async () => {
+    const path = folder.path('damaged-part');
+    const spec = await open();
+    const whole = readFileSync(folder.path('corpus/b.parquet'));
+    writeFileSync(folder.path('corpus/b.parquet'), Buffer.alloc(whole.length));
+    const prepare = () => prepareCorpus({ spec, tokenizerName: 'byte', folder: path, workers: 1 });
+    await expect(prepare()).rejects.toThrow(/b\.parquet/);
+    writeFileSync(folder.path('corpus/b.parquet'), whole);
+    const part = join(`${path}.preparing`, 'part-000000');
+    const bytes = readFileSync(part);
+    bytes[30] ^= 1;
+    writeFileSync(part, bytes);
+    await expect(prepare()).rejects.toThrow(/part-000000: damaged .*remove it and start again/);
+    expect(existsSync(path)).toBe(false);
+  });
+
+  it('takes a tokenizer from a file', async () => {
+    const tokenizer = folder.write('tokenizer.json', JSON.stringify(byteLevelTokenizerJson()));
+    const spec = await open();
+    const options = { spec, tokenizerName: tokenizer, folder: folder.path('from-file'), workers: 2 };
+    const { index } = await prepareCorpus(options);
+    const direct = await buildShards({ ...options, tokenizer: createTokenizer(tokenizer), workers: 1 }, folder.fresh());
+    expect(index).toEqual(direct.index);
   });
 
   it('is known by its hashes: one flipped byte is named', async () => {

@@ -1,5 +1,5 @@
 /**
- * `data prepare`: a corpus to token shards, resumable. Every part becomes a folder of its own beside the target, and
+ * `data prepare`: a corpus to token shards, resumable. Every part becomes a file in a folder beside the target, and
  * finished parts are not tokenised again. They are joined as they are finished, and the result gets its name by a rename.
  * The shards depend on neither the number of threads, nor the size of the parts, nor interruptions.
  */
@@ -13,7 +13,7 @@ import type { FileReport } from '../sources/files.js';
 import { CorpusOrder, corpusIdentity } from '../sources/order.js';
 import { createTokenizer } from '../tokenizer.js';
 import { type BuildOptions, finish, finishedUnits, JoinedUnits, ProgressCounter, tokeniseInThreads } from './build.js';
-import { renameDurably } from './folders.js';
+import { removeFolder, renameDurably } from './folders.js';
 import type { ShardIndex } from './format.js';
 import { ShardWriter } from './writer.js';
 
@@ -46,7 +46,7 @@ export async function prepareCorpus(options: PrepareOptions): Promise<{ index: S
       const index = await finish(writer, spec, joined.skippedFiles);
       renameDurably(target, folder);
       release();
-      rmSync(working, { recursive: true, force: true });
+      await removeFolder(working);
       return { index, report: counter.report };
     } catch (error) {
       writer.abandon();

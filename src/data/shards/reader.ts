@@ -4,15 +4,8 @@ import { createHash } from 'node:crypto';
 import { closeSync, fstatSync, openSync, readSync } from 'node:fs';
 import { join } from 'node:path';
 import { TrefoilError } from '../../errors.js';
-import {
-  bytesPerToken,
-  DamagedShards,
-  readIndex,
-  type ShardFile,
-  type ShardIndex,
-  type TokenArray,
-  tokenView,
-} from './format.js';
+import { DamagedShards, readIndex, type ShardFile, type ShardIndex } from './format.js';
+import { bytesPerToken, type TokenArray, tokenView } from './token-type.js';
 
 /** Size of a sequential read. A larger one gains nothing; a smaller one costs system calls. */
 const READ_AHEAD_BYTES = 1 << 18;

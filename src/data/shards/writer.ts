@@ -2,30 +2,22 @@
 
 import { createHash, type Hash } from 'node:crypto';
 import { closeSync, fsyncSync, openSync } from 'node:fs';
+import { open } from 'node:fs/promises';
 import { join } from 'node:path';
-import { TrefoilError } from '../../errors.js';
 import { writeFully } from '../../files.js';
 import type { Tokenizer } from '../tokenizer.js';
-import {
-  bytesPerToken,
-  encodeIndex,
-  INDEX_NAME,
-  type ShardFile,
-  type ShardIndex,
-  type TokenArray,
-  tokenTypeFor,
-  tokenView,
-} from './format.js';
+import { encodeIndex, INDEX_NAME, type ShardFile, type ShardIndex } from './format.js';
+import { bytesPerToken, type TokenArray, tokenView } from './token-type.js';
+import { TokenWriter } from './token-writer.js';
 
 const BUFFERED_TOKENS = 1 << 18;
 const BUFFERED_DOCUMENTS = 1 << 13;
 const TOKENS_PER_SHARD = 2 ** 27;
+/** Bytes of a file after which it is brought to disk while it is written. */
+const SYNCED_BYTES = 1 << 25;
 
-export class ShardWriter {
-  tokens = 0;
-  documents = 0;
+export class ShardWriter extends TokenWriter {
   readonly #folder: string;
-  readonly #tokenizer: Tokenizer;
   readonly #tokensPerShard: number;
   readonly #buffer: TokenArray;
   readonly #starts = new Float64Array(BUFFERED_DOCUMENTS);
@@ -33,62 +25,38 @@ export class ShardWriter {
   #buffered = 0;
   #bufferedStarts = 0;
   #shardTokens = 0;
-  #insideDocument = false;
   #tokenFile: HashedFile | undefined;
   #documentFile: HashedFile | undefined;
 
   /** `folder` must exist and be used by this writer only. The caller renames it afterwards. */
   constructor(folder: string, tokenizer: Tokenizer, tokensPerShard = TOKENS_PER_SHARD) {
+    super(tokenizer);
     this.#folder = folder;
-    this.#tokenizer = tokenizer;
     this.#tokensPerShard = tokensPerShard;
-    const type = tokenTypeFor(tokenizer.vocabSize);
-    this.#buffer = tokenView(type, new ArrayBuffer(BUFFERED_TOKENS * bytesPerToken(type)), BUFFERED_TOKENS);
+    this.#buffer = tokenView(this.type, new ArrayBuffer(BUFFERED_TOKENS * bytesPerToken(this.type)), BUFFERED_TOKENS);
   }
 
-  /** Adds tokens to the open document, or to a new one. */
-  append(ids: ArrayLike<number>): void {
-    const { vocabSize, name, documentStart = [] } = this.#tokenizer;
-    for (let index = 0; index < ids.length; index++) {
-      const id = ids[index];
-      if (!(id >= 0 && id < vocabSize)) {
-        throw new TrefoilError(`tokenizer ${name} gave token ${id}, outside its vocabulary of ${vocabSize}`);
-      }
-      if (!this.#insideDocument) {
-        this.#beginDocument();
-        for (const first of documentStart) this.#put(first);
-      }
-      this.#put(id);
-    }
-  }
-
-  /** Adds complete documents with their separators, as `ShardReader` returns them. `starts` are indices of `ids`. */
-  appendTokens(ids: Int32Array, starts: ArrayLike<number>): void {
+  /** Adds complete documents with their separators. `starts` are indices of `ids`. */
+  appendTokens(ids: Int32Array | TokenArray, starts: ArrayLike<number>): void {
     let position = 0;
     for (let document = 0; document <= starts.length; document++) {
       const end = document === starts.length ? ids.length : starts[document];
-      for (; position < end; position += this.#putSome(ids.subarray(position, end)));
-      if (document < starts.length) this.#beginDocument();
+      this.put(ids.subarray(position, end));
+      position = end;
+      if (document < starts.length) this.beginDocument();
     }
-    this.#insideDocument = false;
-  }
-
-  /** Ends the open document with the separator. A document without tokens is ignored. */
-  endDocument(): void {
-    if (!this.#insideDocument) return;
-    this.#put(this.#tokenizer.separator);
-    this.#insideDocument = false;
+    this.insideDocument = false;
   }
 
   /** Writes the rest and the index, and forces all files to disk. */
   finish(skippedFiles = 0): ShardIndex {
     this.endDocument();
     this.#endShard();
-    const { name, identity, vocabSize, separator } = this.#tokenizer;
+    const { name, identity, vocabSize, separator } = this.tokenizer;
     const { index, text } = encodeIndex({
       tokenizer: { name, identity },
       vocabSize,
-      dtype: tokenTypeFor(vocabSize),
+      dtype: this.type,
       separator,
       tokens: this.tokens,
       documents: this.documents,
@@ -107,34 +75,26 @@ export class ShardWriter {
     this.#documentFile?.abandon();
   }
 
-  #beginDocument(): void {
+  protected override beginDocument(): void {
     // A document belongs to the shard of its first token.
     if (this.#shardTokens === this.#tokensPerShard) this.#endShard();
     if (this.#bufferedStarts === BUFFERED_DOCUMENTS) this.#flush();
     this.#starts[this.#bufferedStarts++] = this.tokens;
-    this.documents++;
-    this.#insideDocument = true;
+    super.beginDocument();
   }
 
-  #put(id: number): void {
-    if (this.#shardTokens === this.#tokensPerShard) this.#endShard();
-    if (this.#buffered === BUFFERED_TOKENS) this.#flush();
-    this.#buffer[this.#buffered++] = id;
-    this.#shardTokens++;
-    this.tokens++;
-  }
-
-  /** Copies as many of `ids` as fit the buffer and the shard; returns their number. */
-  #putSome(ids: Int32Array): number {
-    if (this.#shardTokens === this.#tokensPerShard) this.#endShard();
-    if (this.#buffered === BUFFERED_TOKENS) this.#flush();
-    const room = Math.min(BUFFERED_TOKENS - this.#buffered, this.#tokensPerShard - this.#shardTokens);
-    const taken = ids.subarray(0, room);
-    this.#buffer.set(taken, this.#buffered);
-    this.#buffered += taken.length;
-    this.#shardTokens += taken.length;
-    this.tokens += taken.length;
-    return taken.length;
+  protected put(ids: Int32Array | TokenArray): void {
+    for (let position = 0; position < ids.length; ) {
+      if (this.#shardTokens === this.#tokensPerShard) this.#endShard();
+      if (this.#buffered === BUFFERED_TOKENS) this.#flush();
+      const room = Math.min(BUFFERED_TOKENS - this.#buffered, this.#tokensPerShard - this.#shardTokens);
+      const taken = ids.subarray(position, position + room);
+      this.#buffer.set(taken, this.#buffered);
+      this.#buffered += taken.length;
+      this.#shardTokens += taken.length;
+      this.tokens += taken.length;
+      position += taken.length;
+    }
   }
 
   #flush(): void {
@@ -159,14 +119,18 @@ export class ShardWriter {
 /** A new file with a running hash of its content. */
 class HashedFile {
   readonly #name: string;
+  readonly #path: string;
   readonly #descriptor: number;
   readonly #hash: Hash = createHash('sha256');
   #bytes = 0;
+  #syncedBytes = 0;
+  #isSyncing = false;
   #open = true;
 
   constructor(folder: string, name: string) {
     this.#name = name;
-    this.#descriptor = openSync(join(folder, name), 'wx');
+    this.#path = join(folder, name);
+    this.#descriptor = openSync(this.#path, 'wx');
   }
 
   write({ buffer, byteOffset, byteLength }: ArrayBufferView): void {
@@ -174,6 +138,25 @@ class HashedFile {
     this.#hash.update(bytes);
     this.#bytes += bytes.length;
     writeFully(this.#descriptor, bytes);
+    if (this.#bytes - this.#syncedBytes >= SYNCED_BYTES) void this.#startSync();
+  }
+
+  /**
+   * Brings what is written so far to disk meanwhile, so that `close` has less to wait for. One at a time: a slow disk must
+   * not take all threads that read files. Errors are ignored, because `close` meets them again.
+   */
+  async #startSync(): Promise<void> {
+    if (this.#isSyncing) return;
+    this.#isSyncing = true;
+    this.#syncedBytes = this.#bytes;
+    try {
+      // A descriptor of its own: the other may be closed before this ends.
+      const handle = await open(this.#path, 'r+');
+      await handle.datasync().finally(() => handle.close());
+    } catch {
+    } finally {
+      this.#isSyncing = false;
+    }
   }
 
   close(): ShardFile {

@@ -1,60 +1,69 @@
-/** GPT-2's byte-level BPE (r50k_base), with the ranks and the word pattern of gpt-tokenizer and our own merging. */
+/** GPT-2's byte-level BPE (r50k_base), with the ranks of gpt-tokenizer and our own cutting into words and merging. */
 
 import ranksById from 'gpt-tokenizer/bpeRanks/r50k_base';
-import { R50K_TOKEN_SPLIT_REGEX } from 'gpt-tokenizer/encodingParams/constants';
 import type { Tokenizer } from '../tokenizer.js';
 import { checkedId, createByteStreamDecoder, decodeUtf8 } from './bytes.js';
-import { mergeBytePairs } from './merge.js';
+import { wordEnd } from './gpt2-words.js';
+import { createMerger } from './merge.js';
 import { TokenBuffer } from './token-buffer.js';
+import { WordCache } from './word-cache.js';
 
 const VOCAB_SIZE = 50257;
 const END_OF_TEXT = 50256;
 
-/**
- * In the reference pattern \s is the Unicode property White_Space. JavaScript's \s also contains U+FEFF and lacks U+0085.
- */
-const WORD_PATTERN = R50K_TOKEN_SPLIT_REGEX.source
-  .replaceAll('\\s', '\\p{White_Space}')
-  .replaceAll('\\S', '\\P{White_Space}');
-
-// Nearly all words of natural text hit this cache. It is emptied when full, which costs less than tracking use. Longer
-// words rarely repeat.
-const CACHED_WORDS = 100_000;
+const ASCII = /^[\0-\x7f]*$/;
+/** Longer words rarely repeat: they are not cached. */
 const CACHED_WORD_LENGTH = 40;
+/** The copy of a longer text is not kept for the next one. */
+const KEPT_UNITS = 1 << 20;
 
 export function createGpt2Tokenizer(): Tokenizer {
-  const bytesById = ranksById.map((value) => (typeof value === 'string' ? Buffer.from(value) : Buffer.from(value)));
-  bytesById[END_OF_TEXT] = Buffer.from('<|endoftext|>');
   const ranks = new Map<string, number>();
-  for (let id = 0; id < END_OF_TEXT; id++) ranks.set(bytesById[id].toString('latin1'), id);
+  for (let id = 0; id < END_OF_TEXT; id++) {
+    const value = ranksById[id];
+    // Most tokens are ASCII: their text is the string of their bytes.
+    ranks.set(typeof value === 'string' && ASCII.test(value) ? value : Buffer.from(value).toString('latin1'), id);
+  }
 
-  const words = new Map<string, number[]>();
-  const encodeWord = (word: string): number[] => {
-    const known = words.get(word);
-    if (known !== undefined) return known;
+  const merge = createMerger(ranks);
+  const encodeWord = (word: string): readonly number[] => {
     // A lone surrogate becomes U+FFFD here, as in every UTF-8 encoder.
     const binary = Buffer.from(word, 'utf8').toString('latin1');
     const whole = ranks.get(binary);
-    const ids = whole === undefined ? mergeBytePairs(binary, ranks) : [whole];
-    if (word.length <= CACHED_WORD_LENGTH) {
-      if (words.size >= CACHED_WORDS) words.clear();
-      words.set(word, ids);
-    }
-    return ids;
+    return whole === undefined ? merge(binary) : [whole];
+  };
+
+  const cache = new WordCache();
+  let kept = new Uint16Array(0);
+  /** The UTF-16 units of a text, in an array, which is faster to read than a string. */
+  const unitsOf = (text: string): Uint16Array => {
+    const units = text.length <= kept.length ? kept : new Uint16Array(text.length);
+    if (text.length <= KEPT_UNITS) kept = units;
+    Buffer.from(units.buffer).write(text, 'utf16le');
+    return units;
   };
 
   const encodeInto = (text: string, tokens: TokenBuffer): void => {
+    const { length } = text;
+    const units = unitsOf(text);
     // Most text has one token per four UTF-16 units, so room for that is reserved first, and more when it is used up.
-    let ids = tokens.reserve((text.length >> 2) + 16);
+    let ids = tokens.reserve((length >> 2) + 16);
     let count = tokens.length;
-    const pattern = new RegExp(WORD_PATTERN, 'gu');
-    for (let match = pattern.exec(text); match !== null; match = pattern.exec(text)) {
-      const word = encodeWord(match[0]);
-      if (count + word.length > ids.length) {
+    for (let start = 0, end = 0; start < length; start = end) {
+      end = wordEnd(units, length, start);
+      if (end - start > CACHED_WORD_LENGTH) {
         tokens.length = count;
-        ids = tokens.reserve(word.length);
+        tokens.append(encodeWord(text.slice(start, end)));
+        ({ ids, length: count } = tokens);
+        continue;
       }
-      for (let index = 0; index < word.length; index++) ids[count++] = word[index];
+      let at = cache.find(units, start, end);
+      if (at < 0) at = cache.add(units, start, end, encodeWord(text.slice(start, end)));
+      if (count + cache.count > ids.length) {
+        tokens.length = count;
+        ids = tokens.reserve(cache.count);
+      }
+      for (const last = at + cache.count; at < last; at++) ids[count++] = cache.ids[at];
     }
     tokens.length = count;
   };
@@ -65,7 +74,12 @@ export function createGpt2Tokenizer(): Tokenizer {
     return tokens.ids.slice(0, tokens.length);
   };
 
-  const bytesOf = (id: number): Uint8Array => bytesById[checkedId(id, VOCAB_SIZE, 'gpt2')];
+  // Made when they are needed: most threads only encode.
+  const bytesById: Uint8Array[] = [];
+  const bytesOf = (id: number): Uint8Array => {
+    bytesById[id] ??= Buffer.from(checkedId(id, VOCAB_SIZE, 'gpt2') === END_OF_TEXT ? '<|endoftext|>' : ranksById[id]);
+    return bytesById[id];
+  };
   return {
     name: 'gpt2',
     vocabSize: VOCAB_SIZE,

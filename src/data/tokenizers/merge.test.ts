@@ -1,7 +1,7 @@
 import { describe, expect, it } from 'vitest';
 import { cpuMs } from '../../testing/cpu-time.js';
 import fc from '../../testing/properties.js';
-import { mergeBytePairs, type Ranks } from './merge.js';
+import { createMerger, mergeBytePairs, type Ranks } from './merge.js';
 
 /** The definition: merge the leftmost pair of the lowest rank until there is none. */
 function obviousMerge(word: string, ranks: Ranks): number[] {
@@ -34,6 +34,26 @@ describe('mergeBytePairs', () => {
       }),
       { numRuns: 1000 },
     );
+  });
+
+  it('is what a merger does, for short and long words', () => {
+    fc.assert(
+      fc.property(vocabulary, fc.array(fc.array(letters, { maxLength: 100 }), { maxLength: 8 }), (ranks, words) => {
+        const merge = createMerger(ranks);
+        for (const word of words) expect(merge(word.join(''))).toEqual(obviousMerge(word.join(''), ranks));
+      }),
+      { numRuns: 300 },
+    );
+  });
+
+  it('is what a merger does with more pairs than its cache has slots', () => {
+    const letter = (index: number): string => String.fromCharCode(index);
+    const pairs = Array.from({ length: 256 * 256 }, (_, index) => letter(index >> 8) + letter(index & 255));
+    const tokens = [...Array.from({ length: 256 }, (_, byte) => letter(byte)), ...pairs.filter((_, n) => n % 3 === 0)];
+    const ranks = new Map(tokens.map((token, rank) => [token, rank]));
+    const merge = createMerger(ranks);
+    const wrong = [...pairs, ...pairs].filter((pair) => merge(pair).length !== (ranks.has(pair) ? 1 : 2));
+    expect(wrong).toEqual([]);
   });
 
   it('merges a million equal letters in a moment', () => {

@@ -66,6 +66,70 @@ export function mergeBytePairs(word: string, ranks: Ranks): number[] {
   return ids;
 }
 
+/** Longest word that is merged by searching all its pairs for the lowest rank: for short words that is faster. */
+const SHORT_WORD = 64;
+/** Slots of the cache of pairs: 2^16. */
+const PAIR_BITS = 16;
+const NO_RANK = 2 ** 31 - 1;
+
+/** `mergeBytePairs` for many words of the same ranks: remembers pairs, and has no heap for short words. */
+export function createMerger(ranks: Ranks): (word: string) => readonly number[] {
+  const byteIds = Int32Array.from({ length: 256 }, (_, byte) => ranks.get(String.fromCharCode(byte)) ?? NO_RANK);
+  // A cache of ranks by pairs of ids: a later pair replaces an earlier one of the same slot.
+  const pairs = new Float64Array(1 << PAIR_BITS).fill(-1);
+  const pairRanks = new Int32Array(1 << PAIR_BITS);
+  // The parts of the word: ids, first bytes, and ranks of the pairs with the next part.
+  const ids = new Int32Array(SHORT_WORD);
+  const begins = new Int32Array(SHORT_WORD + 1);
+  const rankOfPair = new Int32Array(SHORT_WORD);
+
+  const findRank = (word: string, part: number): number => {
+    const left = ids[part];
+    const right = ids[part + 1];
+    const pair = left * POSITIONS + right;
+    const slot = (Math.imul(left, 0x9e3779b1) ^ Math.imul(right, 0x85ebca6b)) >>> (32 - PAIR_BITS);
+    if (pairs[slot] !== pair) {
+      pairs[slot] = pair;
+      pairRanks[slot] = ranks.get(word.slice(begins[part], begins[part + 2])) ?? NO_RANK;
+    }
+    return pairRanks[slot];
+  };
+
+  return (word) => {
+    if (word.length > SHORT_WORD) return mergeBytePairs(word, ranks);
+    let count = word.length;
+    for (let part = 0; part < count; part++) {
+      ids[part] = byteIds[word.charCodeAt(part)];
+      begins[part] = part;
+    }
+    begins[count] = count;
+    for (let part = 0; part + 1 < count; part++) rankOfPair[part] = findRank(word, part);
+    for (;;) {
+      let best = -1;
+      let rank = NO_RANK;
+      for (let part = 0; part + 1 < count; part++) {
+        if (rankOfPair[part] >= rank) continue;
+        best = part;
+        rank = rankOfPair[part];
+      }
+      if (best < 0) break;
+      count--;
+      ids[best] = rank;
+      for (let part = best + 1; part < count; part++) {
+        ids[part] = ids[part + 1];
+        begins[part] = begins[part + 1];
+        rankOfPair[part] = rankOfPair[part + 1];
+      }
+      begins[count] = word.length;
+      if (best + 1 < count) rankOfPair[best] = findRank(word, best);
+      if (best > 0) rankOfPair[best - 1] = findRank(word, best - 1);
+    }
+    const merged: number[] = [];
+    for (let part = 0; part < count; part++) merged.push(ids[part]);
+    return merged;
+  };
+}
+
 /** Merges by pairs of token ids: a tokenizer.json lists them apart from the vocabulary. */
 export interface PairMerges {
   /** More than every id. */

@@ -1,0 +1,62 @@
+/**
+ * A worker thread of `data prepare`: tokenises parts until none is left. A program of its own, because every thread loads
+ * it: what only some corpora need is imported when they do.
+ */
+
+import { parentPort, workerData } from 'node:worker_threads';
+import { describeFailure, type Failure } from '../pipeline/failure.js';
+import { BlobOpener } from '../sources/blob.js';
+import { CorpusOrder } from '../sources/order.js';
+import type { CorpusSpec } from '../sources/spec.js';
+import { createBuiltInTokenizer, isBuiltInTokenizer } from '../tokenizers/built-in.js';
+import { PartWriter, partFile } from './part.js';
+import { tokeniseUnit, type UnitProgress } from './tokenise.js';
+
+export interface PrepareTask {
+  readonly spec: CorpusSpec;
+  readonly tokenizer: string;
+  readonly folder: string;
+  /** The parts to tokenise. */
+  readonly units: readonly number[];
+  /** How many of `units` the threads have taken: an int32. */
+  readonly taken: SharedArrayBuffer;
+}
+
+export type FromPrepareWorker =
+  | Failure
+  | { readonly kind: 'unit'; readonly unit: number; readonly progress: UnitProgress };
+
+async function main({ spec, tokenizer: name, folder, units, taken }: PrepareTask): Promise<void> {
+  const order = new CorpusOrder(spec);
+  const opener = new BlobOpener(spec);
+  const tokenizer = isBuiltInTokenizer(name)
+    ? createBuiltInTokenizer(name)
+    : (await import('../tokenizer.js')).createTokenizer(name);
+  const next = (): number | undefined => units[Atomics.add(new Int32Array(taken), 0, 1)];
+  // The file of a part is forced to disk while the next part is tokenised.
+  let finishing: Promise<void> = Promise.resolve();
+  for (let unit = next(); unit !== undefined; unit = next()) {
+    const number = unit;
+    const send = (progress: UnitProgress): void =>
+      parentPort!.postMessage({ kind: 'unit', unit: number, progress } satisfies FromPrepareWorker);
+    const writer = new PartWriter(partFile(folder, unit), tokenizer);
+    try {
+      const last = await tokeniseUnit({ order, opener, tokenizer, unit, writer, send });
+      await finishing;
+      finishing = writer.finish(last.skipped === undefined ? 0 : 1).then(() => send(last));
+      // Attach a no-op handler: a rejection is reported when the promise is awaited.
+      finishing.catch(() => {});
+    } catch (error) {
+      writer.abandon();
+      // The part before is complete: it counts when the command is repeated.
+      await finishing.catch(() => {});
+      throw error;
+    }
+  }
+  await finishing;
+}
+
+main(workerData as PrepareTask).catch((error) => {
+  parentPort!.postMessage(describeFailure(error));
+  process.exit(1);
+});
