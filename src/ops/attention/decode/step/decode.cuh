@@ -239,11 +239,10 @@ struct Running {
 };
 
 // q[r][c] of group g of a row of the projection, rotated, in shared memory [8 * HALVES][DK]; rows without a head are
-// zero. rotation: cosine and sine of every pair.
-template <int THREADS>
+// zero. rotation: cosine and sine of every pair. AT_ONCE: all loads of a thread on their way, if it has the registers.
+template <int THREADS, bool AT_ONCE = true>
 __device__ __forceinline__ void rotate_queries(bf16* q, const bf16* projection, const float2* rotation, int g) {
-#pragma unroll
-  for (int i = threadIdx.x; i < 8 * HALVES * DK / 2; i += THREADS) {
+  const auto rotate = [&](int i) {
     const int r = i / (DK / 2), j = i % (DK / 2);
     float x = 0.0f, y = 0.0f;
     if (r < HPG) {
@@ -254,6 +253,13 @@ __device__ __forceinline__ void rotate_queries(bf16* q, const bf16* projection, 
     }
     write_one(q + r * DK + j, x);
     write_one(q + r * DK + j + DK / 2, y);
+  };
+  if (AT_ONCE) {
+#pragma unroll
+    for (int i = threadIdx.x; i < 8 * HALVES * DK / 2; i += THREADS) rotate(i);
+  } else {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < 8 * HALVES * DK / 2; i += THREADS) rotate(i);
   }
 }
 

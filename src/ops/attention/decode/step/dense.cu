@@ -40,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) step_dense(const bf16* 
     bf16* const page = cached.page(b, position / PAGE);
     append<PAGE>(page, g, position % PAGE, row + AT_CMP + g * DK, row + AT_CMP + KEYS + g * DV, rotation, threadIdx.x,
                  THREADS);
-    rotate_queries<THREADS>(q, row, rotation, g);
+    rotate_queries<THREADS, false>(q, row, rotation, g);
     __syncthreads();
     for (int c = threadIdx.x; c < DK; c += THREADS)
       key[c] = read_one(keys_of<PAGE>(page, g) + position % PAGE * DK + c);
@@ -57,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) step_dense(const bf16* 
   bool loaded = u < end;
   if (loaded) unit.load<PAGE>(cached.page(b, u * UNIT / PAGE), g, u * UNIT % PAGE);
   wait_for_previous();
-  rotate_queries<THREADS>(q, row, rotation, g);
+  rotate_queries<THREADS, false>(q, row, rotation, g);
   if (threadIdx.x == 0) merge.seen = 0;
   __syncthreads();
   Queries queries;
