@@ -12,6 +12,9 @@ import { Tensor } from '../tensor/tensor.js';
 import { exportedBy, RecordingCuda } from '../testing/recording-cuda.js';
 import { type Launches, launchesOf, launchesOfPass } from './launches.js';
 
+/** Long enough for both kernels of the selected branch. */
+const LENGTH = 4096;
+
 /** Real launchers, which only count. */
 class CountingCuda extends RecordingCuda {
   count = 0;
@@ -48,8 +51,8 @@ function countedOf(sizes: object, checkpointing: boolean): [number, number] {
   const shape = modelShape(parseConfig({ model: sizes }), 50_257);
   const device = new CountingCuda(shape);
   const model = new LanguageModel(device as Device, shape, 1, 'bf16');
-  const layout = sparseLayout(new Sequences(device, [2048]), sparseShapeOf(shape));
-  const [ids, targets] = [0, 1].map(() => Tensor.zeros(device, [2048], 'i32'));
+  const layout = sparseLayout(new Sequences(device, [LENGTH]), sparseShapeOf(shape));
+  const [ids, targets] = [0, 1].map(() => Tensor.zeros(device, [LENGTH], 'i32'));
   const pass = (): [number, number] => {
     for (const parameter of model.parameters) parameter.clearGradient();
     const tape = new Tape(device);

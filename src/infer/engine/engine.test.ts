@@ -269,7 +269,7 @@ describe('the prefix cache', () => {
 
 describe('limits', () => {
   it('refuse at once what can never fit, and what is wrong', async () => {
-    await withEngine(sparse, { maxContext: 500, cacheBytes: 200_000 }, async (engine) => {
+    await withEngine(sparse, { maxContext: 500, cacheBytes: 150_000 }, async (engine) => {
       const refusal = (request: EngineRequest) => {
         try {
           engine.submit(request);
