@@ -116,8 +116,8 @@ struct Batch {
   std::vector<int> cu, cu_cmp, cu_blocks;
   Buffer<int> d_cu, d_cmp, d_blocks, selected, counts, begins, totals, places, plan, served, offsets, ranks, fitems,
       bitems;
-  Buffer<uint16_t> q, kc, vc, ks, vs, kw, vw, d_out, oc, os, ow, out, partial, shares, dq16, dkc16, dvc16,
-      dks16, dvs16, dkw, dvw;
+  Buffer<uint16_t> q, kc, vc, ks, vs, kw, vw, d_out, oc, os, ow, out, partial, shares, dq16, dkc16, dvc16, dks16, dvs16,
+      dkw, dvw;
   Buffer<float> gates, lc, ls, lw, partial_lse, d_gates, delta, shift, dkc, dvc, dks, dvs, dkc_parts, dvc_parts,
       dks_parts, dvs_parts;
   Buffer<float> sums;  // of dQ, where one kernel computes the gradients of two branches
@@ -157,7 +157,7 @@ struct Batch {
     const size_t lists_ = (size_t)NB * s.G;
     selected.make(t * s.G * s.n), counts.make(lists_ * stretches), begins.make(lists_ * stretches),
         places.make(lists_ * stretches), totals.make(lists_);
-    plan.make(number("select", "select_plan_words")), served.make(2), served.zero();
+    plan.make(number("select", "select_plan_words")), served.make(3), served.zero();
     offsets.make(2 * (lists_ + 1)), ranks.make(t * s.G * s.n);
     forward_items_max =
         (int)(t * s.G * s.n / number("select", "select_forward_chunk") + std::min(lists_ * stretches, t * s.G * s.n));
@@ -190,8 +190,8 @@ struct Batch {
     for (auto* b : {&d_cu, &d_cmp, &d_blocks, &selected, &counts, &begins, &totals, &places, &plan, &served, &offsets,
                     &ranks, &fitems, &bitems})
       b->drop();
-    for (auto* b : {&q,       &kc,     &vc,   &ks,  &vs,  &kw,    &vw,    &d_out, &oc,    &os,  &ow, &out,
-                    &partial, &shares, &dq16, &dkc16, &dvc16, &dks16, &dvs16, &dkw, &dvw})
+    for (auto* b : {&q,   &kc,      &vc,     &ks,   &vs,    &kw,    &vw,    &d_out, &oc,  &os, &ow,
+                    &out, &partial, &shares, &dq16, &dkc16, &dvc16, &dks16, &dvs16, &dkw, &dvw})
       b->drop();
     for (auto* b : {&gates, &lc, &ls, &lw, &partial_lse, &d_gates, &delta, &shift, &dkc, &dvc, &dks, &dvs, &dkc_parts,
                     &dvc_parts, &dks_parts, &dvs_parts})
@@ -246,10 +246,11 @@ struct Batch {
     if (items) finish(0, 0, grid, 0);
   }
   // The parts of select_finish: blocks that choose, that write items, that write lists.
-  void finish(int choice, int choosers, int itemizers, int listers, float limit = 50) {
+  void finish(int choice, int choosers, int itemizers, int listers, float limit = 36, float gather_limit = 115) {
+    if (!has_gather()) limit = limit == 36 ? 50 : limit, gather_limit = 0;
     k->launch("select", "select_finish", dim3(choosers + itemizers + listers), 256, 8 * words() * 4, selected.p,
               ranks.p, offsets.p, begins.p, places.p, plan.p, fitems.p, bitems.p, lists.p, d_cu.p, d_blocks.p, B,
-              words(), stretch, stretches, choice, limit, choosers, itemizers);
+              words(), stretch, stretches, choice, limit, gather_limit, choosers, itemizers);
   }
   int choosers() { return (token_tiles(number("select", "select_union_tokens")) * s.G + 7) / 8; }
   int listers() const { return (int)(((size_t)T * s.G * s.n + 255) / 256); }
@@ -264,18 +265,18 @@ struct Batch {
               d_cu.p, d_blocks.p, B);
   }
   int words() const { return (blocks_longest + 31) / 32; }
-  // 0 adaptive, 1 tile-union, 2 KV-outer, 3 stretches in turn; limit: blocks of the mean union up to which tile-union
-  // is faster
-  void choose(int choice, float limit = 50) {
+  // 0 adaptive, 1 tile-union, 2 KV-outer, 3 tile-gather, 4 stretches in turn; limits: blocks of the mean union up to
+  // which tile-union and tile-gather are faster
+  void choose(int choice, float limit = 36, float gather_limit = 115) {
     const int from = number("select", "select_plan_unions");
     CUDA(cudaMemsetAsync(plan.p + from, 0, (plan.n - from) * 4, k->stream));
-    finish(choice, choosers(), 0, 0, limit);
+    finish(choice, choosers(), 0, 0, limit, gather_limit);
   }
   void union_(bool combined) {  // the window and the selected branch where tile-union works
     k->launch("selected", "selected_union", dim3(token_tiles(number("selected", "selected_union_tokens")), s.G),
               number("selected", "selected_union_threads"), number("selected", "selected_union_shared") + words() * 4,
-              q.p, ps.p, pw.p, selected.p, oc.p, gates.p, os.p, ls.p, ow.p, lw.p,
-              combined ? out.p : (uint16_t*)nullptr, plan.p, served.p, d_cu.p, B, words(), stretch, 0);
+              q.p, ps.p, pw.p, selected.p, oc.p, gates.p, os.p, ls.p, ow.p, lw.p, combined ? out.p : (uint16_t*)nullptr,
+              plan.p, served.p, d_cu.p, B, words(), stretch, 0);
   }
   void dense() {  // the window and the forced blocks where KV-outer works
     const int rows = number("selected", "selected_dense_rows");
@@ -293,8 +294,15 @@ struct Batch {
               partial_lse.p, oc.p, ow.p, gates.p, os.p, ls.p, combined ? out.p : (uint16_t*)nullptr, plan.p, served.p,
               d_cu.p, d_blocks.p, B, stretch, stretches);
   }
+  bool has_gather() { return k->has("selected", "selected_gather"); }
+  void gather(bool combined) {  // the chosen blocks where tile-gather works
+    if (!has_gather()) return;
+    k->launch("selected", "selected_gather", dim3(NB, s.G), number("selected", "selected_gather_threads"),
+              number("selected", "selected_gather_shared"), q.p, ps.p, selected.p, oc.p, ow.p, gates.p, os.p, ls.p,
+              combined ? out.p : (uint16_t*)nullptr, plan.p, served.p, d_cu.p, d_blocks.p, B, stretch);
+  }
   void selected_all(bool combined) {
-    dense(), union_(combined), outer(combined);
+    dense(), union_(combined), outer(combined), gather(combined);
   }  // the selected branch as planned, and the window
   void window() {
     const int rows = number("window", "window_forward_rows");

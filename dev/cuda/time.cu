@@ -150,10 +150,13 @@ int main(int argc, char** argv) {
     show("dense", [&] { b.dense(); });
     show("outer", [&] { b.rewind(), b.outer(false); });
     show("outer+combine", [&] { b.rewind(), b.outer(true); });
+    b.choose(3);
+    show("gather+combine", [&] { b.gather(true); });
     b.choose(0);
     show("adaptive union", [&] { b.union_(true); });
     show("adaptive dense", [&] { b.dense(); });
     show("adaptive outer", [&] { b.rewind(), b.outer(true); });
+    show("adaptive gather", [&] { b.gather(true); });
     b.choose(1);
     show("union", [&] { b.union_(false); });
     show("union+combine", [&] { b.union_(true); });
@@ -168,6 +171,7 @@ int main(int argc, char** argv) {
     show("forward adaptive", [&] { forward(0); });
     show("forward union", [&] { forward(1); });
     show("forward", [&] { forward(2); });
+    show("forward gather", [&] { forward(3); });
     // Two streams: the window branch fills what the memory-bound kernels leave idle.
     static cudaStream_t main_stream, side_stream;
     static cudaEvent_t fork, join;
@@ -207,9 +211,8 @@ int main(int argc, char** argv) {
     b.make_parts();
     if (b.has_joint()) {
       show("joint", [&] { b.joint(); });
-      show("backward joint", [&] {
-        b.prepare(), b.clear(), b.joint(), b.selected_backward(), b.selected_query(true), b.round();
-      });
+      show("backward joint",
+           [&] { b.prepare(), b.clear(), b.joint(), b.selected_backward(), b.selected_query(true), b.round(); });
     }
     show("ordered cmp", [&] { b.compressed_backward(true); });
     show("ordered cmp sum", [&] { b.compressed_sum(); });
@@ -239,25 +242,28 @@ int main(int argc, char** argv) {
         b.choose(2);
         const double d = measure([&] { b.dense(); }), o = measure([&] { b.rewind(), b.outer(false); });
         const double back = measure([&] { b.selected_backward(); });
+        b.choose(3);
+        const double gathered = measure([&] { b.gather(false); });
         const auto selected = [&](int choice) {
           return measure(
               [&] { b.pack(), b.compressed(), b.index(), b.fill(), b.choose(choice), b.selected_all(true); });
         };
-        const double all1 = selected(1), all2 = selected(2);
+        const double all1 = selected(1), all2 = selected(2), all3 = selected(3);
         b.served.zero();
         const double all0 = selected(0);
         const auto served = b.served.get();
         const auto plan = b.plan.get();
         printf(
-            "%-14s S=%-6d %-12s union %.3f  window and forced %.3f + outer %.3f  backward %.3f; forward without "
-            "scoring: union %.3f outer %.3f adaptive %.3f (mean union %.1f, served %d/%d)\n",
-            label.c_str(), b.longest, name.c_str(), u, d, o, back, all1, all2, all0,
+            "%-14s S=%-6d %-12s union %.3f  window and forced %.3f + outer %.3f (gather %.3f)  backward %.3f; forward "
+            "without "
+            "scoring: union %.3f outer %.3f gather %.3f adaptive %.3f (mean union %.1f, served %d/%d/%d)\n",
+            label.c_str(), b.longest, name.c_str(), u, d, o, gathered, back, all1, all2, all3, all0,
             [&] {
               double sum = 0;
               for (int i = 0; i < b.stretches; i++) sum += plan[b.number("select", "select_plan_unions") + i];
               return sum / std::max(1, b.token_tiles(b.number("select", "select_union_tokens")) * s.G);
             }(),
-            served[0], served[1]);
+            served[0], served[1], served[2]);
       }
     b.drop();
   }

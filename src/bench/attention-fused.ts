@@ -94,9 +94,10 @@ export function fusedSubjects(
   const backwardScratch = allocateBackward(tape, batch, backwardPath(batch, options));
   const backward = new FusedBackward(batch, inputs, results, backwardScratch, dOut, gradients);
   backward.run(ordered);
-  const { attention_outer } = counters.read();
+  const { attention_outer, attention_gather } = counters.read();
   counters.free();
-  const kernel = options.kernel === 'v1' ? 'v1' : attention_outer > 0 ? 'v2 outer' : 'v2 union';
+  const kernel =
+    options.kernel === 'v1' ? 'v1' : attention_outer > 0 ? 'v2 outer' : attention_gather > 0 ? 'v2 gather' : 'v2 union';
   const description = describe(results.selected.read());
   const part = (
     what: 'cmp' | 'score' | 'sel' | 'win',

@@ -219,6 +219,16 @@ static inline void named_barrier(int id, int threads) {
   wait(barrier);
 }
 
+// bar.arrive: no wait. What comes after the barrier's completion waits for the others only.
+static inline void named_pass(int id, int threads) {
+  Barrier& barrier = self().block->named[id];
+  barrier.members = threads;
+  if (++barrier.arrived < barrier.members) return;
+  barrier.arrived = 0;
+  state.ready.insert(state.ready.end(), barrier.waiting.begin(), barrier.waiting.end());
+  barrier.waiting.clear();
+}
+
 // An mbarrier of eight bytes: arrivals of a phase, those still missing, and the phase.
 struct Phases { unsigned short count, missing; unsigned phase; };
 static inline void phases_init(unsigned address, int arrivals) { *(Phases*)at(address) = {(unsigned short)arrivals, (unsigned short)arrivals, 0}; }

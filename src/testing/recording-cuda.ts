@@ -6,7 +6,14 @@ import { existsSync, readFileSync } from 'node:fs';
 import { ListingCuda } from '../device/cuda/listing.js';
 import { type CudaCode, Floating, type LaunchArgument, type LaunchShape, type Macros } from '../device/cuda/runtime.js';
 import type { Addressable, KernelModule, Kernels, Signatures } from '../device/device.js';
-import { type FusedShape, scoringSplit, sharedBytes, sharedLimit, unionTokens } from '../ops/attention/fused/plan.js';
+import {
+  type FusedShape,
+  gatherShared,
+  scoringSplit,
+  sharedBytes,
+  sharedLimit,
+  unionTokens,
+} from '../ops/attention/fused/plan.js';
 
 export interface Launch {
   readonly kernel: string;
@@ -87,6 +94,8 @@ export function exportedBy(shape: FusedShape): (name: string) => number {
     joint_gradients_keys: 192,
     joint_gradients_threads: 512,
     joint_gradients_shared: 169_536,
+    selected_gather_threads: 544,
+    selected_gather_shared: gatherShared(shape),
     select_union_tokens: tokens,
     selected_union_tokens: tokens,
     step_attention_shared: 40_000,

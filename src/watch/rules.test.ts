@@ -63,7 +63,12 @@ const CASES: [rule: string, level: Level, triggers: Change, justBelow: Change][]
   ['fetch_p95', 'yellow', last(1, { fetch_p95_ms: 100 }), last(1, { fetch_p95_ms: 99 })],
   ['flatline', 'red', last(5, { toks_per_s: 0 }), last(4, { toks_per_s: 0 })],
   ['fallbacks', 'yellow', last(1, { fb_save_failed: 1 }), every({ fb_save_failed: 7 })],
-  ['fallbacks', 'yellow', last(1, { fb_attention_portable: 1 }), last(1, { fb_attention_outer: 1 })],
+  [
+    'fallbacks',
+    'yellow',
+    last(1, { fb_attention_portable: 1 }),
+    last(1, { fb_attention_outer: 1, fb_attention_gather: 1 }),
+  ],
 ];
 
 describe.each(CASES)('rule %s (%s)', (rule, level, triggers, justBelow) => {

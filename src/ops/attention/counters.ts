@@ -7,21 +7,22 @@ import { Tensor } from '../../tensor/tensor.js';
 
 /** Counts of attention kernels. */
 export interface AttentionCounts {
-  /** Calls whose selected branch ran by tile-union, and by KV-outer; where stretches of a batch differ, both count. */
+  /** Calls whose selected branch ran by tile-union, KV-outer and tile-gather; where stretches differ, several count. */
   readonly attention_union: number;
   readonly attention_outer: number;
+  readonly attention_gather: number;
   /** Calls that the branch kernels computed because the fused kernels do not support them. */
   readonly attention_portable: number;
 }
 
 /** Counts which attention kernels ran. */
 export class AttentionCounters {
-  /** i32 [2] on the device: union, outer. */
+  /** i32 [3] on the device: union, outer, gather. */
   readonly served: Tensor;
   readonly #refusals = new Map<string, number>();
 
   constructor(device: Device) {
-    this.served = Tensor.zeros(device, [2], 'i32');
+    this.served = Tensor.zeros(device, [3], 'i32');
   }
 
   /** Counts one refusal of the fused kernels, by its reason. */
@@ -41,8 +42,13 @@ export class AttentionCounters {
 
   /** Waits for the device. */
   read(): AttentionCounts {
-    const [union, outer] = this.served.read();
-    return { attention_union: union, attention_outer: outer, attention_portable: this.portable };
+    const [union, outer, gather] = this.served.read();
+    return {
+      attention_union: union,
+      attention_outer: outer,
+      attention_gather: gather,
+      attention_portable: this.portable,
+    };
   }
 
   /** Frees the counters on the device. */

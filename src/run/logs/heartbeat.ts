@@ -60,7 +60,7 @@ export interface HeartbeatFields {
 }
 
 /** Counters that say which kernel served: they grow in a healthy run. All others count failures and stand-ins. */
-const SERVED: ReadonlySet<string> = new Set(['fb_attention_union', 'fb_attention_outer']);
+const SERVED: ReadonlySet<string> = new Set(['fb_attention_union', 'fb_attention_outer', 'fb_attention_gather']);
 
 /** The counters of a line that should stay near 0. */
 export function fallbackCounters(beat: HeartbeatFields): [name: `fb_${string}`, count: number][] {

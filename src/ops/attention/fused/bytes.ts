@@ -5,11 +5,13 @@
 import type { SelectedPath } from './forward.js';
 import {
   type FusedShape,
+  gatherRefusal,
   hasJoint,
   isAlwaysUnion,
   packedTileBytes,
   planBatch,
   querySumRows,
+  selectedLimits,
   sharedLimit,
   unionTokens,
 } from './plan.js';
@@ -48,9 +50,10 @@ export function fusedBytes(
   const compressedAndWindow = packed * (plan.compressedTiles + plan.tokenTiles(64));
   const lists = INT * (plan.choices + 3 * plan.lists * plan.stretches + plan.lists + 2 * plan.forwardItems);
   const inTile = unionTokens(shape, BUILD, sharedLimit(90));
-  const isUnion =
-    options.path === 'union' || (options.path === 'adaptive' && isAlwaysUnion(shape, inTile, plan.longest));
-  const partial = isUnion ? 0 : plan.partialRows * (BF16 * dv + FLOAT);
+  const limits = selectedLimits(shape, inTile, gatherRefusal(shape, BUILD, 90) === null);
+  const hasPartials =
+    options.path === 'outer' || (options.path === 'adaptive' && !isAlwaysUnion(shape, limits.union, plan.longest));
+  const partial = !hasPartials ? 0 : plan.partialRows * (BF16 * dv + FLOAT);
   const keys = plan.compressed * groups;
   const parts = Math.max(plan.compressedChunks * keys, plan.backwardItems * lSel);
   const sums = FLOAT * (dk + dv) * (options.deterministic ? parts : keys + plan.tokens * groups);

@@ -1,5 +1,6 @@
 /** The compiled kernels of the fused attention core for one shape, and what one batch needs to launch them. */
 import type { CudaCode, CudaRuntime, LaunchArgument, LaunchShape } from '../../../device/cuda/runtime.js';
+import { UsageError } from '../../../errors.js';
 import type { Tensor } from '../../../tensor/tensor.js';
 import type { SparseLayout } from '../nsa.js';
 import type { SelectedPath } from './forward.js';
@@ -8,12 +9,14 @@ import {
   type FusedBuild,
   type FusedShape,
   fusedMacros,
+  gatherRefusal,
   hasJoint,
   headsPerGroup,
   isAlwaysUnion,
   planBatch,
+  type SelectedLimits,
+  selectedLimits,
   sharedLimit,
-  unionLimit,
   unionTokens,
 } from './plan.js';
 
@@ -34,8 +37,9 @@ export class FusedBatch {
   readonly build: FusedBuild;
   readonly plan: BatchPlan;
   readonly multiprocessors: number;
-  readonly unionLimit: number;
-  readonly #unionTokens: number;
+  /** Blocks of the mean union up to which tile-union and, above it, tile-gather is used. */
+  readonly limits: SelectedLimits;
+  readonly #gatherRefusal: string | null;
   /** cu_seqlens in tokens, in compressed keys and in selection blocks. */
   readonly tokenStarts: Tensor;
   readonly compressedStarts: Tensor;
@@ -58,8 +62,8 @@ export class FusedBatch {
     this.shape = shape;
     this.build = build;
     this.multiprocessors = cuda.multiprocessors;
-    this.unionLimit = unionLimit(shape, union);
-    this.#unionTokens = union;
+    this.#gatherRefusal = gatherRefusal(shape, build, cuda.architecture);
+    this.limits = selectedLimits(shape, union, this.#gatherRefusal === null);
     this.tokenStarts = tokens.offsets;
     this.compressedStarts = blocks.offsets;
     this.blockStarts = tokens.inBlocks(shape.sparse.lSel).offsets;
@@ -76,7 +80,8 @@ export class FusedBatch {
 
   /** The path of this batch: of short sequences the host knows what the device would choose. */
   pathOf(path: SelectedPath): SelectedPath {
-    const isKnown = path === 'adaptive' && isAlwaysUnion(this.shape, this.#unionTokens, this.plan.longest);
+    if (path === 'gather' && this.#gatherRefusal !== null) throw new UsageError(this.#gatherRefusal);
+    const isKnown = path === 'adaptive' && isAlwaysUnion(this.shape, this.limits.union, this.plan.longest);
     return isKnown ? 'union' : path;
   }
 

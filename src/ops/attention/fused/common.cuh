@@ -92,6 +92,13 @@ __device__ __forceinline__ void barrier_init(u32 at, int arrivals) {
 __device__ __forceinline__ void barrier_arrive(u32 at) {
   asm volatile("{\n.reg .b64 s;\nmbarrier.arrive.shared.b64 s, [%0];\n}" ::"r"(at) : "memory");
 }
+__device__ __forceinline__ void barrier_arrive(u32 at, int count) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("{\n.reg .b64 s;\nmbarrier.arrive.shared.b64 s, [%0], %1;\n}" ::"r"(at), "r"(count) : "memory");
+#else
+  for (int i = 0; i < count; i++) barrier_arrive(at);
+#endif
+}
 __device__ __forceinline__ void barrier_wait(u32 at, int parity) {
   u32 done = 0;
   while (!done) {
@@ -137,6 +144,10 @@ __device__ __forceinline__ void bulk_end(u32 full, int) {
 
 __device__ __forceinline__ void barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+// Arrives at such a barrier without waiting.
+__device__ __forceinline__ void barrier_pass(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 // Adds to fp32 in global memory without reading back.

@@ -1,4 +1,4 @@
-/** joint_gradients, compressed_forward and selected_union on the thread emulator, by mma.sync, against float64. */
+/** joint_gradients, compressed_forward, selected_union and selected_gather on the thread emulator, by mma.sync, against float64. */
 import { describe, expect, it } from 'vitest';
 import type { CudaCode } from '../../../device/cuda/runtime.js';
 import { Tape } from '../../../tensor/tape.js';
@@ -214,23 +214,18 @@ const UNIONS: readonly UnionCase[] = [
   },
 ];
 
-describe.each(UNIONS)('window and selected branch by tile-union: $name', (example) => {
-  it('equal the reference', () => {
-    const { heads: shape, sparse, lengths, pool, skipped } = example;
-    const { heads, groups, dv } = shape;
-    const { lSel, nSel } = sparse;
-    const inputs = randomInputs(example, 3, 'bf16');
-    const tape = new Tape(cuda, { record: false });
-    const tokens = new Sequences(cuda, lengths);
-    const begins = starts(lengths);
-    const selected = new Int32Array(tokens.total * groups * nSel).fill(-1);
-    let state = 1;
-    const random = (below: number) => {
-      state = (state * 48271) % 2147483647;
-      return state % below;
-    };
-    lengths.forEach((length, s) => {
-      for (let t = 0; t < length; t++)
+/** Forced blocks and random ones of the first `pool`, ascending; [tokens, groups, nSel] with -1 after the last. */
+function randomSelections({ heads: { groups }, sparse: { lSel, nSel }, lengths }: AttentionCase, pool: number) {
+  const selected = new Int32Array(lengths.reduce((sum, length) => sum + length, 0) * groups * nSel).fill(-1);
+  let state = 1;
+  const random = (below: number) => {
+    state = (state * 48271) % 2147483647;
+    return state % below;
+  };
+  starts(lengths)
+    .slice(0, lengths.length)
+    .forEach((begin, s) => {
+      for (let t = 0; t < lengths[s]; t++)
         for (let g = 0; g < groups; g++) {
           const current = Math.floor(t / lSel);
           const blocks = new Set([0, Math.max(0, current - 1), current]);
@@ -241,10 +236,30 @@ describe.each(UNIONS)('window and selected branch by tile-union: $name', (exampl
           [...blocks]
             .sort((a, b) => a - b)
             .forEach((block, slot) => {
-              selected[((begins[s] + t) * groups + g) * nSel + slot] = block;
+              selected[((begin + t) * groups + g) * nSel + slot] = block;
             });
         }
     });
+  return selected;
+}
+
+/** The gated sum of three branches [rows, dv]. */
+function gatedSum(gates: ArrayLike<number>, dv: number, branches: readonly ArrayLike<number>[]): Float64Array {
+  return Float64Array.from(branches[0], (_, i) =>
+    branches.reduce((sum, branch, b) => sum + gates[Math.floor(i / dv) * 3 + b] * branch[i], 0),
+  );
+}
+
+describe.each(UNIONS)('window and selected branch by tile-union: $name', (example) => {
+  it('equal the reference', () => {
+    const { heads: shape, sparse, lengths, pool, skipped } = example;
+    const { heads, groups, dv } = shape;
+    const { lSel } = sparse;
+    const inputs = randomInputs(example, 3, 'bf16');
+    const tape = new Tape(cuda, { record: false });
+    const tokens = new Sequences(cuda, lengths);
+    const begins = starts(lengths);
+    const selected = randomSelections(example, pool);
     const [q, kSel, vSel, kWin, vWin, gates] = (['q', 'kSel', 'vSel', 'kWin', 'vWin', 'gates'] as const).map(
       (name) => inputs[name].values,
     );
@@ -286,12 +301,7 @@ describe.each(UNIONS)('window and selected branch by tile-union: $name', (exampl
       ...[oSel, lseSel, oWin, lseWin, out, null, null, tokens.offsets, lengths.length, words, 2048, skipped],
     );
     const from = skipped * perTile * heads;
-    const combined = expected.sel.out.map(
-      (value, i) =>
-        gates[Math.floor(i / dv) * 3] * inputs.dOut.values[i] +
-        gates[Math.floor(i / dv) * 3 + 1] * value +
-        gates[Math.floor(i / dv) * 3 + 2] * expected.win.out[i],
-    );
+    const combined = gatedSum(gates, dv, [inputs.dOut.values, expected.sel.out, expected.win.out]);
     for (const [name, actual, wanted, size] of [
       ['o_sel', oSel, expected.sel.out, dv],
       ['o_win', oWin, expected.win.out, dv],
@@ -300,6 +310,118 @@ describe.each(UNIONS)('window and selected branch by tile-union: $name', (exampl
       ['lse_win', lseWin, expected.win.lse, 1],
     ] as const)
       expect(relativeError(actual.read().slice(from * size), wanted.slice(from * size)), name).toBeLessThan(8e-3);
+    tape.end();
+  });
+});
+
+interface GatherCase extends AttentionCase {
+  readonly pool: number;
+  /** Factor of the keys of every third block: weights of its chosen tokens exceed what the forced blocks' can hold. */
+  readonly larger: number;
+}
+
+const GATHERS: readonly GatherCase[] = [
+  {
+    name: 'several steps a block, a sequence that ends inside a tile',
+    lengths: [500, 1, 70, 290],
+    heads: { heads: 6, groups: 2, dk: 64, dv: 64 },
+    sparse: { l: 32, d: 16, lSel: 64, nSel: 5, w: 150 },
+    pool: 100,
+    larger: 1,
+  },
+  {
+    name: 'more blocks than stages, most of them chosen by few tokens',
+    lengths: [1300],
+    heads: { heads: 6, groups: 1, dk: 64, dv: 64 },
+    sparse: { l: 32, d: 16, lSel: 64, nSel: 6, w: 64 },
+    pool: 100,
+    larger: 1,
+  },
+  {
+    name: 'one head, weights that overflow their reference',
+    lengths: [700],
+    heads: { heads: 1, groups: 1, dk: 64, dv: 64 },
+    sparse: { l: 32, d: 16, lSel: 64, nSel: 6, w: 64 },
+    pool: 100,
+    larger: 40,
+  },
+];
+
+describe.each(GATHERS)('chosen blocks by tile-gather: $name', (example) => {
+  it('equal the reference, and the same bits whatever later tokens are', () => {
+    const { heads: shape, sparse, lengths, pool, larger } = example;
+    const { heads, groups, dk, dv } = shape;
+    const { lSel, nSel } = sparse;
+    const inputs = randomInputs(example, 4, 'bf16');
+    const begins = starts(lengths);
+    const keys = inputs.kSel.values;
+    for (let i = 0; i < keys.length; i++) {
+      const token = Math.floor(i / (groups * dk));
+      const sequence = begins.findLastIndex((begin) => begin <= token);
+      if (Math.floor((token - begins[sequence]) / lSel) % 3 === 1) keys[i] *= larger;
+    }
+    const tape = new Tape(cuda, { record: false });
+    const tokens = new Sequences(cuda, lengths);
+    const selected = randomSelections(example, pool);
+    const forced = selected.map((block, i) => {
+      const token = Math.floor(i / (groups * nSel));
+      const current = Math.floor((token - begins[begins.findLastIndex((begin) => begin <= token)]) / lSel);
+      return block === 0 || block >= current - 1 ? block : -1;
+    });
+    const [q, kSel, vSel, gates] = (['q', 'kSel', 'vSel', 'gates'] as const).map((name) => inputs[name].values);
+    const expected = selectedForward(q, kSel, vSel, selected, begins, shape, sparse);
+    const partly = selectedForward(q, kSel, vSel, forced, begins, shape, sparse);
+    const code = cuda.compile(new URL('./selected.cu', import.meta.url), {
+      ...fusedMacros({ heads: shape, sparse }, { queryMajor: false, mmaSync: true }, 1),
+      EMULATED: 1,
+    });
+    const given = (name: 'q' | 'kSel' | 'vSel' | 'gates') => tape.own(upload(cuda, inputs[name]));
+    const blocks = lengths.reduce((sum, length) => sum + Math.ceil(length / lSel), 0);
+    const packed = tape.zeros([blocks * groups * 2 * 4096], 'bf16');
+    const place = [tokens.offsets, lengths.length];
+    code.launch(
+      'selected_pack',
+      { grid: [blocks, groups], block: 256 },
+      ...[given('kSel'), given('vSel'), packed],
+      ...place,
+    );
+    const [cmp, win] = [inputs.dOut, inputs.q].map((values) => tape.own(upload(cuda, values))); // only added
+    const run = (choices: Int32Array) => {
+      const oSel = tape.from(partly.out, [tokens.total, heads, dv], 'bf16');
+      const lse = tape.from(partly.lse, [tokens.total, heads]);
+      const out = tape.zeros([tokens.total, heads, dv], 'bf16');
+      code.launch(
+        'selected_gather',
+        {
+          grid: [blocks, groups],
+          block: code.constant('selected_gather_threads'),
+          shared: code.constant('selected_gather_shared'),
+        },
+        ...[given('q'), packed, tape.from(choices, [choices.length], 'i32'), cmp, win, given('gates')],
+        ...[oSel, lse, out, null, null, tokens.offsets, tokens.inBlocks(lSel).offsets, lengths.length, 2048],
+      );
+      return { oSel: oSel.read(), lse: lse.read(), out: out.read() };
+    };
+    const found = run(selected);
+    const combined = gatedSum(gates, dv, [inputs.dOut.values, expected.out, inputs.q.values]);
+    for (const [name, actual, wanted] of [
+      ['o_sel', found.oSel, expected.out],
+      ['out', found.out, combined],
+      ['lse_sel', found.lse, expected.lse],
+    ] as const)
+      expect(relativeError(actual, wanted), name).toBeLessThan(8e-3);
+    // Other choices of the last token of each tile: they share steps with its neighbours.
+    const changed = selected.slice();
+    const isLast = (token: number) => (token - begins[begins.findLastIndex((begin) => begin <= token)]) % lSel === 63;
+    for (let i = 0; i < changed.length; i++)
+      if (isLast(Math.floor(i / (groups * nSel))) && i % nSel === 1 && changed[i] > 0)
+        changed[i] = changed[i] > 1 ? changed[i] - 1 : changed[i];
+    const other = run(changed);
+    for (let row = 0; row < tokens.total * heads; row++)
+      if (!isLast(Math.floor(row / heads)))
+        for (let c = 0; c < dv; c++)
+          if (!Object.is(found.oSel[row * dv + c], other.oSel[row * dv + c]))
+            throw new Error(`row ${row} depends on the choices of another token`);
     tape.end();
   });
 });

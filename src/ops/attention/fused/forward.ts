@@ -12,12 +12,12 @@ import type { FusedBatch } from './code.js';
 import { packedTileBytes } from './plan.js';
 
 /** How the selected branch reads keys: `adaptive` lets the device choose by how much neighbouring tokens agree. */
-export const SELECTED_PATHS = ['adaptive', 'union', 'outer'] as const;
+export const SELECTED_PATHS = ['adaptive', 'union', 'outer', 'gather'] as const;
 /** Kernel paths of the selected branch. */
 export type SelectedPath = (typeof SELECTED_PATHS)[number];
 
 /** The constants of plan.cuh. */
-const CHOICE: Record<SelectedPath, number> = { adaptive: 0, union: 1, outer: 2 };
+const CHOICE: Record<SelectedPath, number> = { adaptive: 0, union: 1, outer: 2, gather: 3 };
 
 /** Outputs, and what the backward pass reads. */
 export interface ForwardResults {
@@ -48,7 +48,7 @@ export interface ForwardScratch {
   readonly totals: Tensor;
   readonly schedule: Tensor;
   readonly forwardItems: Tensor;
-  /** Null if the path is `union`. */
+  /** Null if the path is `union` or `gather`. */
   readonly partial: Tensor | null;
   readonly partialLse: Tensor | null;
 }
@@ -96,7 +96,7 @@ export function allocateScratch(
   const { plan, shape } = batch;
   const tile = packedTileBytes(shape.heads) / 2;
   const perStretch = () => tape.empty([plan.lists, plan.stretches], 'i32');
-  const partials = path !== 'union';
+  const partials = path === 'adaptive' || path === 'outer';
   return {
     packedCmp: tape.empty([plan.compressedTiles, tile], 'bf16'),
     packedSel: tape.empty([plan.blocks, tile], 'bf16'),
@@ -238,7 +238,7 @@ export class FusedForward {
       { grid: choosers + perList + Math.ceil(plan.choices / 256), block: 256, shared: 8 * plan.words * 4 },
       ...[selected, ranks, offsets, begins, places, schedule, forwardItems, backwardItems, lists],
       ...[tokenStarts, blockStarts, sequences, plan.words, plan.stretch, plan.stretches],
-      ...[CHOICE[path], f32(batch.unionLimit), choosers, perList],
+      ...[CHOICE[path], f32(batch.limits.union), f32(batch.limits.gather), choosers, perList],
     );
   }
 
@@ -256,13 +256,15 @@ export class FusedForward {
 
   /** The selected and the window branch, and the gated sum. */
   selected(path: SelectedPath, served: Tensor | null): void {
+    const { batch } = this;
     if (path === 'union') {
       this.#union(null, served);
       return;
     }
     this.#dense();
     if (path === 'adaptive') this.#union(this.scratch.schedule, served);
-    this.#outer(served);
+    if (path !== 'gather') this.#outer(served);
+    if (path === 'gather' || (path === 'adaptive' && batch.limits.gather > 0)) this.#gather(served);
   }
 
   /**
@@ -288,7 +290,7 @@ export class FusedForward {
     );
   }
 
-  /** For the stretches of KV-outer: the window branch, and the forced blocks with the same queries. */
+  /** For the stretches of KV-outer and tile-gather: the window branch, and the forced blocks with the same queries. */
   #dense(): void {
     const { batch, inputs, results, scratch } = this;
     const { oSel, lseSel, oWin, lseWin } = results;
@@ -316,6 +318,21 @@ export class FusedForward {
       ...[inputs.q, scratch.packedSel, scratch.forwardItems, results.offsets, scratch.begins, results.lists],
       ...[scratch.partial, scratch.partialLse, results.oCmp, results.oWin, inputs.gates, oSel, lseSel, results.out],
       ...[scratch.schedule, served, tokenStarts, blockStarts, sequences, plan.stretch, plan.stretches],
+    );
+  }
+
+  /** The tokens of a block share a stream over the union of their chosen blocks, with sums in shared memory. */
+  #gather(served: Tensor | null): void {
+    const { batch, inputs, results, scratch } = this;
+    const { plan, tokenStarts, blockStarts, sequences } = batch;
+    const constant = (name: string) => batch.constant('selected', `selected_gather_${name}`);
+    batch.launch(
+      'selected',
+      'selected_gather',
+      { grid: [plan.blocks, batch.groups], block: constant('threads'), shared: constant('shared') },
+      ...[inputs.q, scratch.packedSel, results.selected, results.oCmp, results.oWin, inputs.gates],
+      ...[results.oSel, results.lseSel, results.out],
+      ...[scratch.schedule, served, tokenStarts, blockStarts, sequences, plan.stretch],
     );
   }
 }

@@ -102,11 +102,12 @@ __device__ __forceinline__ void write_items(int number, const int* offsets, cons
 
 // Union of the blocks of every tile of UNION_TOKENS tokens, a warp each; the last block chooses, for every stretch, the
 // kernel of the selected branch, and schedules the KV-outer one. choice: ADAPTIVE takes tile-union where the mean union
-// is at most `limit` blocks, KV-outer otherwise; other choices are taken as they are. A tile that lies in two counts in
-// both. Blocks: tiles of all groups / 8; shared: 8 * words * 4 bytes, words as in selected_union
+// is at most `limit` blocks, tile-gather where it is at most `gather_limit` (0: never), KV-outer otherwise; other
+// choices are taken as they are. A tile that lies in two counts in both. Blocks: tiles of all groups / 8; shared: 8 *
+// words * 4 bytes, words as in selected_union
 __device__ __forceinline__ void choose_kernels(int number, int numbers, u32* bitmaps, const int* selected, Plan* plan,
                                                const int* cu_seqlens, int sequences, int words, int stretch,
-                                               int stretches, int choice, float limit) {
+                                               int stretches, int choice, float limit, float gather_limit) {
   __shared__ int choices[MAX_STRETCHES], pieces;
   __shared__ bool last;
   const int thread = threadIdx.x, lane = thread & 31, warp = thread / 32, at = number * 8 + warp, group = at % GROUPS;
@@ -142,15 +143,27 @@ __device__ __forceinline__ void choose_kernels(int number, int numbers, u32* bit
   __threadfence();
   if (thread < stretches) {
     const int s = thread, unions = atomicAdd(plan->union_sizes + s, 0), tiles = atomicAdd(plan->union_tiles + s, 0);
-    const int mine = choice == ADAPTIVE    ? ((float)unions <= limit * (float)tiles ? TILE_UNION : KV_OUTER)
-                     : choice == ALTERNATE ? (s & 1 ? KV_OUTER : TILE_UNION)
-                                           : choice;
-    choices[s] = plan->choice[s] = mine;
+    const int mine = choice == ALTERNATE                            ? TILE_UNION + s % (gather_limit > 0.0f ? 3 : 2)
+                     : choice != ADAPTIVE                           ? choice
+                     : (float)unions <= limit * (float)tiles        ? TILE_UNION
+                     : (float)unions <= gather_limit * (float)tiles ? TILE_GATHER
+                                                                    : KV_OUTER;
+    choices[s] = mine;
   }
   __syncthreads();
+  // Few stretches for tile-union are not worth its launch beside tile-gather's.
+  if (choice == ADAPTIVE && gather_limit > 0.0f) {
+    const int unions = __syncthreads_count(thread < stretches && choices[thread] == TILE_UNION);
+    if (thread < stretches && choices[thread] == TILE_UNION && unions * 4 <= stretches) choices[thread] = TILE_GATHER;
+    __syncthreads();
+  }
   if (thread < stretches) {
-    int piece = 0;
-    for (int s = 0; s < thread; s++) piece += choices[s] == KV_OUTER;
+    int piece = 0, gathered = 0;
+    for (int s = 0; s < thread; s++) {
+      piece += choices[s] == KV_OUTER;
+      gathered += choices[s] == TILE_GATHER;
+    }
+    plan->choice[thread] = choices[thread];
     if (choices[thread] == KV_OUTER) {
       plan->piece_stretch[piece] = thread;
       plan->piece_items[piece] = plan->stretch_items[thread];
@@ -158,8 +171,10 @@ __device__ __forceinline__ void choose_kernels(int number, int numbers, u32* bit
       piece++;
     }
     if (thread == stretches - 1) {
+      gathered += choices[thread] == TILE_GATHER;
       plan->pieces = pieces = piece;
-      plan->union_stretches = stretches - piece;
+      plan->gather_stretches = gathered;
+      plan->union_stretches = stretches - piece - gathered;
     }
   }
   __syncthreads();
@@ -189,16 +204,16 @@ __device__ __forceinline__ void write_lists(int number, const int* selected, con
 }
 
 // What follows from the index, side by side in one launch: the first `choosers` blocks choose, the next `itemizers`
-// write the work items, the rest the lists. Each part can be left out. choice, limit: see above.
+// write the work items, the rest the lists. Each part can be left out. choice and limits: see above.
 extern "C" __global__ void __launch_bounds__(256) select_finish(
     const int* selected, const int* ranks, const int* offsets, const int* begins, const int* places, Plan* plan,
     int* forward_items, int* backward_items, u32* lists, const int* cu_seqlens, const int* cu_blocks, int sequences,
-    int words, int stretch, int stretches, int choice, float limit, int choosers, int itemizers) {
+    int words, int stretch, int stretches, int choice, float limit, float gather_limit, int choosers, int itemizers) {
   extern __shared__ u32 bitmaps[];
   const int number = blockIdx.x;
   if (number < choosers)
     choose_kernels(number, choosers, bitmaps, selected, plan, cu_seqlens, sequences, words, stretch, stretches, choice,
-                   limit);
+                   limit, gather_limit);
   else if (number < choosers + itemizers)
     write_items(number - choosers, offsets, begins, places, plan, forward_items, backward_items, cu_blocks, sequences,
                 stretches);

@@ -6,7 +6,7 @@ import { Sequences } from '../../common/sequences.js';
 import { AttentionCounters } from '../counters.js';
 import { nativeSparseAttention, type SparseInputs, type SparseOptions, sparseLayout } from '../nsa.js';
 import { fusedDenseAttention } from './dense.js';
-import { fusedSparseAttentionFrom } from './op.js';
+import { fusedSparseAttentionFrom, type SelectedPath } from './op.js';
 import { sharedBytes } from './plan.js';
 
 const HEADS = { heads: 12, groups: 2, dk: 64, dv: 32 };
@@ -101,6 +101,28 @@ describe('launches of the fused kernels', () => {
     expect(names(trace({ path: 'union' }).forward)).toEqual([...BEGINNING, 'selected_union']);
     const outer = ['selected_dense', 'selected_outer'];
     expect(names(trace({ path: 'outer' }).forward)).toEqual([...BEGINNING, ...outer]);
+  });
+
+  it('include tile-gather where there is one', () => {
+    const shape = { heads: { ...HEADS, dv: 64 }, sparse: SPARSE };
+    const launched = (path: SelectedPath) => {
+      const device = new RecordingCuda(exportedBy(shape));
+      const layout = sparseLayout(new Sequences(device, LENGTHS), SPARSE);
+      const tape = new Tape(device, { record: false });
+      const { vCmp, vSel, vWin, ...rest } = inputsOf(tape, layout.blocks.total);
+      const wide = ({ shape: [rows, groups] }: Tensor) => tape.empty([rows, groups, 64], 'bf16');
+      const inputs = { ...rest, vCmp: wide(vCmp), vSel: wide(vSel), vWin: wide(vWin) };
+      nativeSparseAttention(tape, inputs, layout, SPARSE, { path });
+      tape.end();
+      return device.launches;
+    };
+    const all = ['selected_dense', 'selected_union', 'selected_outer', 'selected_gather'];
+    expect(names(launched('adaptive'))).toEqual([...BEGINNING, ...all]);
+    expect(names(launched('gather'))).toEqual([...BEGINNING, 'selected_dense', 'selected_gather']);
+    expect(find(launched('gather'), 'selected_gather')).toMatchObject({
+      shape: { grid: [52 + 1 + 8, 2], block: 544 },
+    });
+    expect(() => trace({ path: 'gather' })).toThrow('tile-gather needs head sizes and selection blocks of 64');
   });
 
   it('leave out KV-outer where no token sees enough blocks for it', () => {

@@ -27,6 +27,20 @@ __device__ __forceinline__ void hold(float (&d)[32]) {
   for (int i = 0; i < 32; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
 
+// Four 8 x 8 matrices: lane i gives the address of row i % 8 of matrix i / 8.
+template <bool TRANSPOSE> __device__ __forceinline__ void load_fragment(u32 (&r)[4], u32 address) {
+  if (TRANSPOSE)
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+  else
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+}
+
 #if WGMMA
 __device__ __forceinline__ void matrix_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void matrix_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -79,18 +93,6 @@ __device__ __forceinline__ void matrix_publish() {}
 __device__ __forceinline__ u32 handle(u32 address) { return address; }
 __device__ __forceinline__ u32 advance(u32 h, int bytes) { return h + bytes; }
 
-template <bool TRANSPOSE> __device__ __forceinline__ void load_fragment(u32 (&r)[4], u32 address) {
-  if (TRANSPOSE)
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address)
-                 : "memory");
-  else
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address)
-                 : "memory");
-}
 template <bool B_ACROSS>
 __device__ __forceinline__ void product(float (&d)[32], const u32 (&a)[4], u32 b, int step, bool add) {
   const int lane = threadIdx.x & 31;

@@ -17,7 +17,7 @@ import { type NsaInputs, nsaBackward, nsaForward } from '../reference.js';
 import { importance, selectBlocks } from '../select/reference.js';
 import { FusedBatch } from './code.js';
 import { fusedRefusal, fusedSparseAttentionFrom } from './op.js';
-import { sharedBytes, sharedLimit, unionTokens } from './plan.js';
+import { gatherShared, sharedBytes, sharedLimit, unionTokens } from './plan.js';
 
 const PAPER = { l: 32, d: 16, lSel: 64, nSel: 16, w: 512 };
 const heads = (count: number, groups: number, dk: number, dv = dk) => ({ heads: count, groups, dk, dv });
@@ -221,6 +221,7 @@ describe('the fused kernels', () => {
     ['v1', { kernel: 'v1' }],
     ['union', { path: 'union' }],
     ['outer', { path: 'outer' }],
+    ['gather', { path: 'gather' }],
     ['apart', { joint: false }],
     ['deterministic', { deterministic: true }],
     ['deterministic outer', { deterministic: true, path: 'outer' }],
@@ -271,10 +272,13 @@ describe('the fused kernels', () => {
   it('count which path ran', () => {
     const values = valuesOf(RAGGED, 2);
     const served = (options: SparseOptions) => run(RAGGED, values, options).counts;
-    expect(served({ path: 'union' })).toMatchObject({ attention_union: 1, attention_outer: 0 });
-    expect(served({ path: 'outer' })).toMatchObject({ attention_union: 0, attention_outer: 1 });
-    const { attention_union, attention_outer } = served({});
-    expect(attention_union + attention_outer).toBe(1);
+    const counted = (union: number, outer: number, gather: number) =>
+      expect.objectContaining({ attention_union: union, attention_outer: outer, attention_gather: gather });
+    expect(served({ path: 'union' })).toEqual(counted(1, 0, 0));
+    expect(served({ path: 'outer' })).toEqual(counted(0, 1, 0));
+    expect(served({ path: 'gather' })).toEqual(counted(0, 0, 1));
+    const { attention_union, attention_outer, attention_gather } = served({});
+    expect(attention_union + attention_outer + attention_gather).toBe(1);
     expect(served({ fusedFrom: Number.POSITIVE_INFINITY })).toMatchObject({
       attention_union: 0,
       attention_outer: 0,
@@ -298,7 +302,7 @@ describe('the fused kernels', () => {
   });
 
   const LONG: AttentionCase = { name: 'long', lengths: [5000, 77], heads: heads(12, 2, 64), sparse: PAPER };
-  it.each(['union', 'outer', 'adaptive'] as const)(
+  it.each(['union', 'outer', 'gather', 'adaptive'] as const)(
     'give the same bits every time in deterministic mode: %s',
     (path) => {
       const values = valuesOf(LONG, 4);
@@ -315,7 +319,8 @@ describe('the fused kernels', () => {
   );
 
   // Not `adaptive`: its choice of path looks at the whole batch, and two paths round differently.
-  it.each([{ path: 'union' }, { path: 'outer' }, { kernel: 'v1' }] as const)('cannot see the future: %o', (options) => {
+  const PATHS = [{ path: 'union' }, { path: 'outer' }, { path: 'gather' }, { kernel: 'v1' }] as const;
+  it.each(PATHS)('cannot see the future: %o', (options) => {
     const example = { ...RAGGED, lengths: [400] };
     const { dk, dv, groups } = example.heads;
     const values = valuesOf(example, 5);
@@ -348,7 +353,7 @@ describe('the fused kernels', () => {
     }
   });
 
-  it.each(['union', 'outer'] as const)('equal the reference at sampled rows of 65,536 tokens: %s', (path) => {
+  it.each(['union', 'outer', 'gather'] as const)('equal the reference at sampled rows of 65,536 tokens: %s', (path) => {
     const example = { name: 'long', length: 65_536, heads: heads(12, 2, 64), sparse: PAPER };
     const finding = sampled(cuda(), example, 'bf16', { path });
     expect('error' in finding && finding.error, JSON.stringify(finding)).toBeLessThan(tolerance('bf16'));
@@ -364,6 +369,8 @@ describe('the fused kernels', () => {
         const source = name.split('_')[0] as 'compressed' | 'select' | 'selected' | 'window';
         expect(batch.constant(source, name), name).toBe(bytes);
       }
+      if (batch.limits.gather > 0)
+        expect(batch.constant('selected', 'selected_gather_shared')).toBe(gatherShared(example));
       layout.tokens.free();
       layout.blocks.free();
     }

@@ -1,5 +1,5 @@
 // What selection leaves for the selected branch: the choice of kernel and the schedule of the KV-outer one.
-// Tokens (flat, all sequences) are cut into stretches, and each is given to one of the two kernels. The KV-outer kernel
+// Tokens (flat, all sequences) are cut into stretches, and each is given to one of three kernels. The KV-outer kernel
 // works through them in order: the partial results of a stretch, then, LAG stretches later, their merge. Partials live
 // in a ring of RING stretches.
 #pragma once
@@ -30,9 +30,11 @@
 
 constexpr int RING = LAG + SLACK;
 constexpr int MAX_STRETCHES = 128;
-constexpr int ADAPTIVE = 0, TILE_UNION = 1, KV_OUTER = 2, ALTERNATE = 3;  // the last for tests: stretches in turn
+constexpr int ADAPTIVE = 0, TILE_UNION = 1, KV_OUTER = 2, TILE_GATHER = 3,
+              ALTERNATE = 4;  // for tests: stretches in turn
 
-// Written by select_totals, select_index and select_finish, read by selected_union, selected_dense and selected_outer.
+// Written by select_totals, select_index and select_finish, read by selected_union, selected_dense, selected_outer
+// and selected_gather.
 // A piece is a stretch that the KV-outer kernel works on. The host zeroes the plan first.
 // In three parts, each written after the ones before it: the host can zero the later parts alone to run them again.
 struct PlanItems {
@@ -46,8 +48,9 @@ struct PlanChoice : PlanItems {
   int union_tiles[MAX_STRETCHES];  // number of those tiles
   int choosers_done;               // blocks of select_finish that have added to the two sums
   int union_stretches;             // stretches that tile-union works on
+  int gather_stretches;            // stretches that tile-gather works on
   int pieces;                      // stretches that KV-outer works on
-  int choice[MAX_STRETCHES];       // TILE_UNION or KV_OUTER
+  int choice[MAX_STRETCHES];       // TILE_UNION, KV_OUTER or TILE_GATHER
   // Of each piece:
   int piece_stretch[MAX_STRETCHES];
   int piece_items[MAX_STRETCHES];

@@ -3,16 +3,18 @@ import {
   batchRefusal,
   type FusedShape,
   fusedMacros,
+  gatherRefusal,
+  gatherShared,
   headsRefusal,
   type KernelConstants,
   packedTileBytes,
   planBatch,
   rowLanes,
   scoringSplit,
+  selectedLimits,
   shapeRefusal,
   sharedBytes,
   sharedLimit,
-  unionLimit,
   unionTokens,
 } from './plan.js';
 
@@ -172,8 +174,27 @@ describe('sizes', () => {
     const crowded = shaped({ heads: 2, groups: 2 }, { nSel: 64 });
     expect(unionTokens(crowded, SHARED, limit)).toBe(64);
     expect(sharedBytes(crowded, SHARED, 64).selected_union_shared).toBeLessThan(limit);
-    expect(unionLimit(PAPER, 21)).toBe(50);
-    expect(unionLimit(crowded, 64)).toBe(50 * 4 * 0.5);
+    expect(selectedLimits(PAPER, 21, false)).toEqual({ union: 50, gather: 0 });
+    expect(selectedLimits(PAPER, 21, true)).toEqual({ union: 36, gather: 115 });
+    expect(selectedLimits(crowded, 64, false).union).toBe(50 * 4 * 0.5);
+  });
+});
+
+describe('tile-gather', () => {
+  it('is for Hopper, heads and blocks of 64, up to 6 heads a group and 16 blocks a token', () => {
+    const refusal = (shape: FusedShape, build = SHARED, architecture = 90) => gatherRefusal(shape, build, architecture);
+    expect(refusal(PAPER)).toBeNull();
+    expect(refusal(PAPER, SHARED, 100)).toContain('Hopper');
+    expect(refusal(PAPER, { ...SHARED, mmaSync: true })).toContain('Hopper');
+    expect(refusal(shaped({ dk: 128 }))).toContain('of 64');
+    expect(refusal(shaped({}, { lSel: 32 }))).toContain('of 64');
+    expect(refusal(shaped({ heads: 16, groups: 1 }))).toContain('6 heads');
+    expect(refusal(shaped({}, { nSel: 17 }))).toContain('16 blocks');
+  });
+
+  it('fits the shared memory wherever it is not refused', () => {
+    expect(gatherShared(PAPER)).toBeLessThanOrEqual(sharedLimit(90));
+    expect(gatherShared(shaped({ heads: 1, groups: 1 }))).toBeLessThan(gatherShared(PAPER));
   });
 });
 

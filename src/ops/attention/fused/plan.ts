@@ -69,18 +69,35 @@ export function unionTokens(shape: FusedShape, build: FusedBuild, limit: number)
   return tokens;
 }
 
+/** Blocks of the mean union up to which a kernel of the selected branch is used; `gather` 0: never. */
+export interface SelectedLimits {
+  readonly union: number;
+  readonly gather: number;
+}
+
 /**
- * Blocks of the mean union up to which tile-union is faster than KV-outer. Measured: about 50 with 16 blocks a token; both
- * costs are proportional to the blocks per token, and a partial tile costs tile-union as much as a full one.
+ * Up to which mean union tile-union is the fastest, then tile-gather, then KV-outer. Measured with 16 blocks a token: about
+ * 36 and 115, without tile-gather 50. All costs are proportional to the blocks per token, and a partial tile costs
+ * tile-union as much as a full one. `tokens`: of a tile of the union.
  */
-export function unionLimit(shape: FusedShape, tokens: number): number {
+export function selectedLimits(shape: FusedShape, tokens: number, hasGather: boolean): SelectedLimits {
   const full = Math.floor(UNION_ROWS / headsPerGroup(shape.heads));
-  return ((50 * shape.sparse.nSel) / 16) * (tokens / full);
+  const scale = (shape.sparse.nSel / 16) * (tokens / full);
+  return hasGather ? { union: 36 * scale, gather: 115 * scale } : { union: 50 * scale, gather: 0 };
 }
 
 /** Whether the device could only choose tile-union: no token sees more blocks than a mean union may have. */
-export function isAlwaysUnion(shape: FusedShape, tokens: number, longest: number): boolean {
-  return Math.ceil(longest / shape.sparse.lSel) <= unionLimit(shape, tokens);
+export function isAlwaysUnion(shape: FusedShape, limit: number, longest: number): boolean {
+  return Math.ceil(longest / shape.sparse.lSel) <= limit;
+}
+
+/** Why there is no tile-gather for this shape on a GPU of this architecture, or null. */
+export function gatherRefusal({ heads, sparse }: FusedShape, build: FusedBuild, architecture: number): string | null {
+  if (architecture !== 90 || build.mmaSync || build.queryMajor) return 'tile-gather is for Hopper';
+  const supported = heads.dk === 64 && heads.dv === 64 && sparse.lSel === 64;
+  if (!supported) return 'tile-gather needs head sizes and selection blocks of 64';
+  if (headsPerGroup(heads) > 6) return 'tile-gather needs at most 6 heads a group';
+  return sparse.nSel > 16 ? 'tile-gather needs at most 16 blocks a token' : null;
 }
 
 export function fusedMacros({ heads, sparse }: FusedShape, build: FusedBuild, unionTokens: number): Macros {
@@ -166,7 +183,15 @@ function outerShared(heads: HeadShape): number {
   return (pk + pv + 2 * pk + 1) * PANEL + entries * 8 + 1024;
 }
 
-/** Dynamic shared memory of every kernel that has any, by the name of its EXPORT. */
+/** Of tile-gather: the ring of keys and values; queries, sums and three numbers of each row; barriers and lists. */
+export function gatherShared({ heads, sparse }: FusedShape): number {
+  const rows = TILE * headsPerGroup(heads);
+  const choices = TILE * Math.max(1, sparse.nSel - 3);
+  const ring = STAGES * (panels(heads.dk) + panels(heads.dv)) * PANEL;
+  return ring + (rows + 8) * (128 + 3 * 4) + (rows + 1) * 256 + 8 * STAGES * 2 + 16 * 4 + choices * 8 + 8 + 1024;
+}
+
+/** Dynamic shared memory of every kernel that has any but tile-gather, by the name of its EXPORT. */
 export function sharedBytes(shape: FusedShape, build: FusedBuild, unionTokens: number) {
   const { heads, sparse } = shape;
   const { forward, backward, queryGradient } = windowShared(heads);

@@ -4,16 +4,20 @@
 //   selected_dense, selected_outer (selected-outer.cuh)
 //                     KV-outer: blocks 0, cur-1, cur densely; then every chosen block over the list of tokens
 //                     that chose it, as partial results, merged as they come. Cost does not depend on agreement.
+//   selected_dense, selected_gather (selected-gather.cuh)
+//                     tile-gather: blocks 0, cur-1, cur densely; then the tokens of a block share a stream over the
+//                     union of what they chose, and each step gathers the rows that chose its block.
 // selected_union and selected_dense do the window branch of their tokens as well, with the same queries.
 //   selected_backward (selected-backward.cuh)
 //                     KV-outer over forced and chosen tokens alike.
-// Both forward paths are launched; the plan (plan.cuh) decides on the device which one works on which stretch of
-// tokens. A tile that straddles two stretches writes only the tokens of its own path. Both end with the gated sum of
+// All forward paths are launched; the plan (plan.cuh) decides on the device which one works on which stretch of
+// tokens. A tile that straddles two stretches writes only the tokens of its own path. All end with the gated sum of
 // the branches unless `combined` is null.
 #include "combination.cuh"
 #include "forward.cuh"
 #include "plan.cuh"
 #include "selected-backward.cuh"
+#include "selected-gather.cuh"
 #include "selected-outer.cuh"
 #include "window.cuh"
 
@@ -37,9 +41,9 @@ struct ShortUnion {
   int count, before;
   unsigned short blocks[64];
 };
-constexpr int UNION_BYTES = (int)(sizeof(Union) > UNION_WARPGROUPS * sizeof(ShortUnion)
-                                      ? sizeof(Union)
-                                      : UNION_WARPGROUPS * sizeof(ShortUnion));
+constexpr int UNION_BYTES =
+    (int)(sizeof(Union) > UNION_WARPGROUPS * sizeof(ShortUnion) ? sizeof(Union)
+                                                                : UNION_WARPGROUPS * sizeof(ShortUnion));
 
 // plus 4 bytes per word, words = (blocks of the longest sequence + 31) / 32
 EXPORT(selected_union_shared, STREAM_SHARED<UNION_WARPGROUPS, 1, PK> + UNION_BYTES)
@@ -304,14 +308,14 @@ struct SelectedForced : PackedRows {
   }
 };
 
-// Where KV-outer works, what every token sees: the window branch; then blocks 0, cur-1, cur, output and lse as if
-// nothing else were selected. grid (tiles of all sequences, groups)
+// Where KV-outer or tile-gather works, what every token sees: the window branch; then blocks 0, cur-1, cur, output and
+// lse as if nothing else were selected. grid (tiles of all sequences, groups)
 extern "C" __global__ void __launch_bounds__(STREAM_THREADS<DENSE_WARPGROUPS>, FORWARD_BLOCKS(DENSE_WARPGROUPS, 1))
 selected_dense(const bf16* q, const unsigned char* packed, const unsigned char* packed_window, bf16* out, float* lse,
                bf16* win, float* lse_win, const Plan* plan, const int* cu_seqlens, int sequences, int stretch) {
   extern __shared__ unsigned char shared[];
   constexpr int ROWS = DENSE_WARPGROUPS * 64;
-  if (plan->pieces == 0) return;
+  if (plan->pieces + plan->gather_stretches == 0) return;
   Window window;
   if (!window_tile<ROWS>(window, q, packed_window, cu_seqlens, sequences)) return;
   window.o = win;
@@ -333,8 +337,8 @@ selected_dense(const bf16* q, const unsigned char* packed, const unsigned char* 
   forced.token_first = window.start / HPG;
   const int stretch0 = (window.first + forced.token_first) / stretch,
             stretch1 = (window.first + window.token_last) / stretch;
-  forced.before = plan->choice[stretch0] == KV_OUTER;
-  forced.after = plan->choice[stretch1] == KV_OUTER;
+  forced.before = plan->choice[stretch0] != TILE_UNION;
+  forced.after = plan->choice[stretch1] != TILE_UNION;
   forced.border = stretch1 * stretch - window.first;
   if (!forced.before && !forced.after) return;
   forced.from = max(1, forced.token_first / SEL_L - 1);
