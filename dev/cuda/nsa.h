@@ -246,7 +246,7 @@ struct Batch {
     if (items) finish(0, 0, grid, 0);
   }
   // The parts of select_finish: blocks that choose, that write items, that write lists.
-  void finish(int choice, int choosers, int itemizers, int listers, float limit = 36, float gather_limit = 115) {
+  void finish(int choice, int choosers, int itemizers, int listers, float limit = 36, float gather_limit = 128) {
     if (!has_gather()) limit = limit == 36 ? 50 : limit, gather_limit = 0;
     k->launch("select", "select_finish", dim3(choosers + itemizers + listers), 256, 8 * words() * 4, selected.p,
               ranks.p, offsets.p, begins.p, places.p, plan.p, fitems.p, bitems.p, lists.p, d_cu.p, d_blocks.p, B,
@@ -267,7 +267,7 @@ struct Batch {
   int words() const { return (blocks_longest + 31) / 32; }
   // 0 adaptive, 1 tile-union, 2 KV-outer, 3 tile-gather, 4 stretches in turn; limits: blocks of the mean union up to
   // which tile-union and tile-gather are faster
-  void choose(int choice, float limit = 36, float gather_limit = 115) {
+  void choose(int choice, float limit = 36, float gather_limit = 128) {
     const int from = number("select", "select_plan_unions");
     CUDA(cudaMemsetAsync(plan.p + from, 0, (plan.n - from) * 4, k->stream));
     finish(choice, choosers(), 0, 0, limit, gather_limit);
@@ -299,7 +299,7 @@ struct Batch {
     if (!has_gather()) return;
     k->launch("selected", "selected_gather", dim3(NB, s.G), number("selected", "selected_gather_threads"),
               number("selected", "selected_gather_shared"), q.p, ps.p, selected.p, oc.p, ow.p, gates.p, os.p, ls.p,
-              combined ? out.p : (uint16_t*)nullptr, plan.p, served.p, d_cu.p, d_blocks.p, B, stretch);
+              combined ? out.p : (uint16_t*)nullptr, plan.p, served.p, d_cu.p, B, stretch);
   }
   void selected_all(bool combined) {
     dense(), union_(combined), outer(combined), gather(combined);

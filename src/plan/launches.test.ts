@@ -12,8 +12,8 @@ import { Tensor } from '../tensor/tensor.js';
 import { exportedBy, RecordingCuda } from '../testing/recording-cuda.js';
 import { type Launches, launchesOf, launchesOfPass } from './launches.js';
 
-/** Long enough for both kernels of the selected branch. */
-const LENGTH = 4096;
+/** Long enough for every kernel of the selected branch. */
+const LENGTH = 8256;
 
 /** Real launchers, which only count. */
 class CountingCuda extends RecordingCuda {

@@ -7,7 +7,7 @@ import {
   type FusedShape,
   gatherRefusal,
   hasJoint,
-  isAlwaysUnion,
+  mayUseOuter,
   packedTileBytes,
   planBatch,
   querySumRows,
@@ -51,9 +51,7 @@ export function fusedBytes(
   const lists = INT * (plan.choices + 3 * plan.lists * plan.stretches + plan.lists + 2 * plan.forwardItems);
   const inTile = unionTokens(shape, BUILD, sharedLimit(90));
   const limits = selectedLimits(shape, inTile, gatherRefusal(shape, BUILD, 90) === null);
-  const hasPartials =
-    options.path === 'outer' || (options.path === 'adaptive' && !isAlwaysUnion(shape, limits.union, plan.longest));
-  const partial = !hasPartials ? 0 : plan.partialRows * (BF16 * dv + FLOAT);
+  const partial = !mayUseOuter(options.path, shape, limits, plan.longest) ? 0 : plan.partialRows * (BF16 * dv + FLOAT);
   const keys = plan.compressed * groups;
   const parts = Math.max(plan.compressedChunks * keys, plan.backwardItems * lSel);
   const sums = FLOAT * (dk + dv) * (options.deterministic ? parts : keys + plan.tokens * groups);

@@ -13,6 +13,7 @@ import {
   hasJoint,
   headsPerGroup,
   isAlwaysUnion,
+  mayUseOuter,
   planBatch,
   type SelectedLimits,
   selectedLimits,
@@ -83,6 +84,10 @@ export class FusedBatch {
     if (path === 'gather' && this.#gatherRefusal !== null) throw new UsageError(this.#gatherRefusal);
     const isKnown = path === 'adaptive' && isAlwaysUnion(this.shape, this.limits.union, this.plan.longest);
     return isKnown ? 'union' : path;
+  }
+
+  mayUseOuter(path: SelectedPath): boolean {
+    return mayUseOuter(path, this.shape, this.limits, this.plan.longest);
   }
 
   /** Whether one kernel can compute all gradients of the compressed and the window branch. */

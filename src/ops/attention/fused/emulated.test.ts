@@ -398,7 +398,7 @@ describe.each(GATHERS)('chosen blocks by tile-gather: $name', (example) => {
           shared: code.constant('selected_gather_shared'),
         },
         ...[given('q'), packed, tape.from(choices, [choices.length], 'i32'), cmp, win, given('gates')],
-        ...[oSel, lse, out, null, null, tokens.offsets, tokens.inBlocks(lSel).offsets, lengths.length, 2048],
+        ...[oSel, lse, out, null, null, tokens.offsets, lengths.length, 2048],
       );
       return { oSel: oSel.read(), lse: lse.read(), out: out.read() };
     };

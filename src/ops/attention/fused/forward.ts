@@ -48,7 +48,7 @@ export interface ForwardScratch {
   readonly totals: Tensor;
   readonly schedule: Tensor;
   readonly forwardItems: Tensor;
-  /** Null if the path is `union` or `gather`. */
+  /** Null if KV-outer does not run. */
   readonly partial: Tensor | null;
   readonly partialLse: Tensor | null;
 }
@@ -96,7 +96,7 @@ export function allocateScratch(
   const { plan, shape } = batch;
   const tile = packedTileBytes(shape.heads) / 2;
   const perStretch = () => tape.empty([plan.lists, plan.stretches], 'i32');
-  const partials = path === 'adaptive' || path === 'outer';
+  const partials = batch.mayUseOuter(path);
   return {
     packedCmp: tape.empty([plan.compressedTiles, tile], 'bf16'),
     packedSel: tape.empty([plan.blocks, tile], 'bf16'),
@@ -263,7 +263,7 @@ export class FusedForward {
     }
     this.#dense();
     if (path === 'adaptive') this.#union(this.scratch.schedule, served);
-    if (path !== 'gather') this.#outer(served);
+    if (batch.mayUseOuter(path)) this.#outer(served);
     if (path === 'gather' || (path === 'adaptive' && batch.limits.gather > 0)) this.#gather(served);
   }
 
@@ -324,7 +324,7 @@ export class FusedForward {
   /** The tokens of a block share a stream over the union of their chosen blocks, with sums in shared memory. */
   #gather(served: Tensor | null): void {
     const { batch, inputs, results, scratch } = this;
-    const { plan, tokenStarts, blockStarts, sequences } = batch;
+    const { plan, tokenStarts, sequences } = batch;
     const constant = (name: string) => batch.constant('selected', `selected_gather_${name}`);
     batch.launch(
       'selected',
@@ -332,7 +332,7 @@ export class FusedForward {
       { grid: [plan.blocks, batch.groups], block: constant('threads'), shared: constant('shared') },
       ...[inputs.q, scratch.packedSel, results.selected, results.oCmp, results.oWin, inputs.gates],
       ...[results.oSel, results.lseSel, results.out],
-      ...[scratch.schedule, served, tokenStarts, blockStarts, sequences, plan.stretch],
+      ...[scratch.schedule, served, tokenStarts, sequences, plan.stretch],
     );
   }
 }

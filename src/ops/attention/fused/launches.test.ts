@@ -105,11 +105,11 @@ describe('launches of the fused kernels', () => {
 
   it('include tile-gather where there is one', () => {
     const shape = { heads: { ...HEADS, dv: 64 }, sparse: SPARSE };
-    const launched = (path: SelectedPath) => {
+    const launched = (path: SelectedPath, lengths = LENGTHS) => {
       const device = new RecordingCuda(exportedBy(shape));
-      const layout = sparseLayout(new Sequences(device, LENGTHS), SPARSE);
+      const layout = sparseLayout(new Sequences(device, lengths), SPARSE);
       const tape = new Tape(device, { record: false });
-      const { vCmp, vSel, vWin, ...rest } = inputsOf(tape, layout.blocks.total);
+      const { vCmp, vSel, vWin, ...rest } = inputsOf(tape, layout.blocks.total, layout.tokens.total);
       const wide = ({ shape: [rows, groups] }: Tensor) => tape.empty([rows, groups, 64], 'bf16');
       const inputs = { ...rest, vCmp: wide(vCmp), vSel: wide(vSel), vWin: wide(vWin) };
       nativeSparseAttention(tape, inputs, layout, SPARSE, { path });
@@ -117,7 +117,10 @@ describe('launches of the fused kernels', () => {
       return device.launches;
     };
     const all = ['selected_dense', 'selected_union', 'selected_outer', 'selected_gather'];
-    expect(names(launched('adaptive'))).toEqual([...BEGINNING, ...all]);
+    expect(names(launched('adaptive', [8193]))).toEqual([...BEGINNING, ...all]);
+    const short = all.filter((name) => name !== 'selected_outer');
+    expect(names(launched('adaptive', [8192]))).toEqual([...BEGINNING, ...short]);
+    expect(names(launched('adaptive', [36 * 64]))).toEqual([...BEGINNING, 'selected_union']);
     expect(names(launched('gather'))).toEqual([...BEGINNING, 'selected_dense', 'selected_gather']);
     expect(find(launched('gather'), 'selected_gather')).toMatchObject({
       shape: { grid: [52 + 1 + 8, 2], block: 544 },

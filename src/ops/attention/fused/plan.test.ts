@@ -7,6 +7,7 @@ import {
   gatherShared,
   headsRefusal,
   type KernelConstants,
+  mayUseOuter,
   packedTileBytes,
   planBatch,
   rowLanes,
@@ -175,7 +176,7 @@ describe('sizes', () => {
     expect(unionTokens(crowded, SHARED, limit)).toBe(64);
     expect(sharedBytes(crowded, SHARED, 64).selected_union_shared).toBeLessThan(limit);
     expect(selectedLimits(PAPER, 21, false)).toEqual({ union: 50, gather: 0 });
-    expect(selectedLimits(PAPER, 21, true)).toEqual({ union: 36, gather: 115 });
+    expect(selectedLimits(PAPER, 21, true)).toEqual({ union: 36, gather: 128 });
     expect(selectedLimits(crowded, 64, false).union).toBe(50 * 4 * 0.5);
   });
 });
@@ -190,6 +191,15 @@ describe('tile-gather', () => {
     expect(refusal(shaped({}, { lSel: 32 }))).toContain('of 64');
     expect(refusal(shaped({ heads: 16, groups: 1 }))).toContain('6 heads');
     expect(refusal(shaped({}, { nSel: 17 }))).toContain('16 blocks');
+  });
+
+  it('leaves nothing to KV-outer up to 8,192 tokens', () => {
+    const limits = selectedLimits(PAPER, 21, true);
+    expect(mayUseOuter('adaptive', PAPER, limits, 8192)).toBe(false);
+    expect(mayUseOuter('adaptive', PAPER, limits, 8193)).toBe(true);
+    expect(mayUseOuter('adaptive', PAPER, selectedLimits(PAPER, 21, false), 3201)).toBe(true);
+    expect(mayUseOuter('outer', PAPER, limits, 100)).toBe(true);
+    expect(mayUseOuter('gather', PAPER, limits, 65_536)).toBe(false);
   });
 
   it('fits the shared memory wherever it is not refused', () => {

@@ -77,18 +77,24 @@ export interface SelectedLimits {
 
 /**
  * Up to which mean union tile-union is the fastest, then tile-gather, then KV-outer. Measured with 16 blocks a token: about
- * 36 and 115, without tile-gather 50. All costs are proportional to the blocks per token, and a partial tile costs
+ * 36 and 128, without tile-gather 50. All costs are proportional to the blocks per token, and a partial tile costs
  * tile-union as much as a full one. `tokens`: of a tile of the union.
  */
 export function selectedLimits(shape: FusedShape, tokens: number, hasGather: boolean): SelectedLimits {
   const full = Math.floor(UNION_ROWS / headsPerGroup(shape.heads));
   const scale = (shape.sparse.nSel / 16) * (tokens / full);
-  return hasGather ? { union: 36 * scale, gather: 115 * scale } : { union: 50 * scale, gather: 0 };
+  return hasGather ? { union: 36 * scale, gather: 128 * scale } : { union: 50 * scale, gather: 0 };
 }
 
 /** Whether the device could only choose tile-union: no token sees more blocks than a mean union may have. */
 export function isAlwaysUnion(shape: FusedShape, limit: number, longest: number): boolean {
   return Math.ceil(longest / shape.sparse.lSel) <= limit;
+}
+
+/** Whether KV-outer may run: the host knows that it does not if no token sees enough blocks for it. */
+export function mayUseOuter(path: string, shape: FusedShape, limits: SelectedLimits, longest: number): boolean {
+  const limit = Math.max(limits.union, limits.gather);
+  return path === 'outer' || (path === 'adaptive' && Math.ceil(longest / shape.sparse.lSel) > limit);
 }
 
 /** Why there is no tile-gather for this shape on a GPU of this architecture, or null. */

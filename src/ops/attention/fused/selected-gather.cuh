@@ -383,18 +383,18 @@ __device__ __forceinline__ void gather_end(const GatherTile& tile) {
     }
   };
   load(0);
+  if (PASSES > 1) load(1);
   barrier(1, GATHER_STEPPERS);
 #pragma unroll
   for (int i = 0; i < PASSES; i++) {
-    if (i + 1 < PASSES) load(i + 1);
-    const uint4(&forced)[2] = ahead[i & 1].forced;
+    const Ahead& now = ahead[i & 1];
     const int r = (i * GATHER_STEPPERS + thread) / 4, present = min(r, tile.rows() - 1);
     const u32 row = tile.place(present);
     const float keep = exp2_approximate(g.own[present] - g.reference[present]), total = g.total[present] + keep,
                 f = reciprocal_approximate(total), weight = keep * f;
     const u32 units = ((shared_address(g.sums) + gather_place(present, 0)) ^ (e4 & 1) * 64) + e4 / 2 * 128;
-    const u32 low[4] = {forced[0].x, forced[0].y, forced[0].z, forced[0].w},
-              high[4] = {forced[1].x, forced[1].y, forced[1].z, forced[1].w};
+    const u32 low[4] = {now.forced[0].x, now.forced[0].y, now.forced[0].z, now.forced[0].w},
+              high[4] = {now.forced[1].x, now.forced[1].y, now.forced[1].z, now.forced[1].w};
     u32 x[4], y[4];
 #pragma unroll
     for (int e = 0; e < 4; e++) {
@@ -405,13 +405,15 @@ __device__ __forceinline__ void gather_end(const GatherTile& tile) {
       x[e] = e4 & 1 ? other : x[e];
       y[e] = e4 & 1 ? y[e] : other;
     }
-    if (r >= tile.rows() || !(tile.wanted >> (r / HPG) & 1)) continue;
-    const uint4 chunk0 = make_uint4(x[0], x[1], x[2], x[3]), chunk1 = make_uint4(y[0], y[1], y[2], y[3]);
-    store16(tile.out + row * DV + column, chunk0);
-    store16(tile.out + row * DV + column + 16, chunk1);
-    combine.store(ahead[i & 1].others[0], row, column, chunk0);
-    combine.store(ahead[i & 1].others[1], row, column + 16, chunk1);
-    if (e4 == 0) tile.lse[row] = LN2 * (g.reference[r] + log2_approximate(total));
+    if (r < tile.rows() && (tile.wanted >> (r / HPG) & 1)) {
+      const uint4 chunk0 = make_uint4(x[0], x[1], x[2], x[3]), chunk1 = make_uint4(y[0], y[1], y[2], y[3]);
+      store16(tile.out + row * DV + column, chunk0);
+      store16(tile.out + row * DV + column + 16, chunk1);
+      combine.store(now.others[0], row, column, chunk0);
+      combine.store(now.others[1], row, column + 16, chunk1);
+      if (e4 == 0) tile.lse[row] = LN2 * (g.reference[r] + log2_approximate(total));
+    }
+    if (i + 2 < PASSES) load(i + 2);
   }
 }
 
@@ -420,13 +422,17 @@ __device__ __forceinline__ void gather_end(const GatherTile& tile) {
 extern "C" __global__ void __launch_bounds__(GATHER_THREADS, 1) selected_gather(
     const bf16* q, const unsigned char* packed, const int* selected, const bf16* cmp, const bf16* win,
     const float* gates, bf16* out, float* lse, bf16* combined, const Plan* plan, int* served, const int* cu_seqlens,
-    const int* cu_blocks, int sequences, int stretch) {
+    int sequences, int stretch) {
   extern __shared__ unsigned char shared[];
   if (plan != nullptr && plan->gather_stretches == 0) return;
   if (served != nullptr && threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0) served[2]++;
-  const int at = gridDim.x - 1 - blockIdx.x, group = blockIdx.y, sequence = sequence_of(cu_blocks, sequences, at);
-  const int current = at - cu_blocks[sequence], t0 = cu_seqlens[sequence] + current * SEL_L,
-            tokens = min(SEL_L, cu_seqlens[sequence + 1] - t0);
+  Place place;
+  if (!find_place(
+          cu_seqlens, sequences, gridDim.x - 1 - blockIdx.x, [](int length) { return (length + SEL_L - 1) / SEL_L; },
+          place))
+    return;
+  const int group = blockIdx.y, t0 = place.first + place.tile * SEL_L,
+            tokens = min(SEL_L, place.length - place.tile * SEL_L);
   u64 wanted = ~0ull >> (64 - tokens);
   if (plan != nullptr) {
     const int border = (t0 + tokens - 1) / stretch * stretch - t0;  // where the stretch of the last token begins
@@ -449,9 +455,9 @@ extern "C" __global__ void __launch_bounds__(GATHER_THREADS, 1) selected_gather(
                            lse + row,
                            tokens,
                            wanted};
-  gather_begin(tile, (u32*)(generic + ring), selected + ((i64)t0 * GROUPS + group) * SEL_N, max(1, current - 1));
+  gather_begin(tile, (u32*)(generic + ring), selected + ((i64)t0 * GROUPS + group) * SEL_N, max(1, place.tile - 1));
   if (threadIdx.x >= GATHER_STEPPERS) {
-    gather_requests(tile, packed + ((i64)cu_blocks[sequence] * GROUPS + group) * PACKED);
+    gather_requests(tile, packed + ((i64)place.base * GROUPS + group) * PACKED);
   } else {
     gather_steps(tile);
     gather_end(tile);
