@@ -25,6 +25,8 @@ const FIRST_CONTEXT = 8192;
 const HEADROOM = 1024;
 /** Capacity grows by this where twice as much would not leave the scores in shared memory [tokens]. */
 const SHARED_STEP = 4096;
+/** A capacity in such steps rather than doubled to this, although that fits. Longer ones decide which kernels run (spread.ts). */
+const NOT_DOUBLED = 131_072;
 /** Batch sizes whose steps are kept, with their graphs and buffers. */
 const MOST_STEPS = 8;
 /** Pages are allocated for this many tokens ahead, for each sequence once in half as many steps. */
@@ -269,7 +271,7 @@ export function stepCapacity(longest: number, shared: number, most: number): num
   let context = FIRST_CONTEXT;
   while (context < longest + HEADROOM) context *= 2;
   const least = SHARED_STEP * Math.ceil((longest + HEADROOM) / SHARED_STEP);
-  if (context > shared && least <= shared) context = least;
+  if ((context > shared || context === NOT_DOUBLED) && least <= shared) context = least;
   return Math.max(longest, Math.min(context, most));
 }
 

@@ -37,7 +37,8 @@ describe('the tokens of context that a step is made for', () => {
     expect(stepCapacity(69_632 - 1024, shared, most)).toBe(69_632);
     expect(stepCapacity(69_632 - 1023, shared, most)).toBe(73_728);
     expect(stepCapacity(shared - 1024, shared, most)).toBe(shared);
-    expect(stepCapacity(65_536, 200_000, most)).toBe(131_072);
+    expect(stepCapacity(65_536, 200_000, most)).toBe(69_632);
+    expect(stepCapacity(140_000, 300_000, most)).toBe(262_144);
   });
 
   it('doubles where scores do not fit into shared memory anyway, up to what is possible', () => {

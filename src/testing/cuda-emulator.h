@@ -151,6 +151,18 @@ template <class X> static inline X* shared_of(int rank, X* own) {
 template <class X> static inline X read_shared(int rank, const X* own) { return *shared_of(rank, own); }
 template <class X> static inline void write_shared(int rank, X* own, X value) { *shared_of(rank, own) = value; }
 
+// An mbarrier that counts arrivals and bytes, in eight bytes. More bytes than expected never end the wait.
+struct Expected { int arrivals, bytes; };
+static inline void exchange_begin(unsigned long long* own, int arrivals, int bytes) { *(Expected*)own = {arrivals, bytes}; }
+static inline void exchange_arrive(unsigned long long* own, int rank) { ((Expected*)shared_of(rank, own))->arrivals--; }
+static inline void exchange_wait(unsigned long long* own) {
+  while (((Expected*)own)->arrivals != 0 || ((Expected*)own)->bytes != 0) pause();
+}
+template <class X> static inline void send(int rank, X* own, X value, unsigned long long* exchange) {
+  *shared_of(rank, own) = value;
+  ((Expected*)shared_of(rank, exchange))->bytes -= sizeof(X);
+}
+
 static void enter() {
   state.kernel();
   self().done = self().block->ended = true;

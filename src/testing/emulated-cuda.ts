@@ -62,6 +62,10 @@ const REPLACED: Readonly<Record<string, string>> = {
   'void cluster_wait()': 'emulator::wait(emulator::state.cluster);',
   'void write_to(int rank, X* own, X value)': 'emulator::write_shared(rank, own, value);',
   'int cluster_rank()': 'return emulator::self().block->rank;',
+  'void exchange_begin(u64* exchange, int arrivals, int bytes)': 'emulator::exchange_begin(exchange, arrivals, bytes);',
+  'void exchange_arrive(u64* exchange, int rank)': 'emulator::exchange_arrive(exchange, rank);',
+  'void exchange_wait(u64* exchange)': 'emulator::exchange_wait(exchange);',
+  'void send_to(int rank, X* own, X value, u64* exchange)': 'emulator::send(rank, own, value, exchange);',
   'X read_from(int rank, const X* own)': 'return emulator::read_shared(rank, own);',
 };
 

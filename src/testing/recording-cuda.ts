@@ -100,6 +100,7 @@ export function exportedBy(shape: FusedShape): (name: string) => number {
     selected_union_tokens: tokens,
     step_attention_shared: 40_000,
     step_scores_shared: 20_000,
+    step_linear_shared: 5_000,
   };
   return (name) => {
     const rows = name.includes('query_gradient') ? 192 : 128;

@@ -3,10 +3,10 @@
 // the three branches by their gates.
 //
 // The blocks of a cluster share out everything: ranges of the compressed keys, the selection blocks of that range to
-// rank, units of 32 keys to see, numbers of the result. What others need a block writes into their shared memory before
-// they wait for each other, three times in all: sums of the compressed branch, the best of its selection blocks, and
-// results. Scores stay in shared memory as far as they fit (SCORES_SHARED). For few sequences of long contexts a
-// cluster per group leaves most of the GPU idle: there spread.cu runs first (SPREAD).
+// rank, units of 32 keys to see, numbers of the result. What others need a block sends into their shared memory, three
+// times in all: sums of the compressed branch, the best of its selection blocks, and results. Scores stay in shared
+// memory as far as they fit (SCORES_SHARED). For few sequences of long contexts a cluster per group leaves most of the
+// GPU idle: there spread.cu runs first (SPREAD).
 #include "append.cuh"
 #include "cluster.cuh"
 #include "importance.cuh"
@@ -25,18 +25,30 @@ constexpr int THREADS = 256, WARPS = THREADS / 32;
 constexpr int AHEAD = DK + DV <= 128 ? 2 : 1;  // units of a warp on their way at once: as many as registers hold
 constexpr int SELECTION = 1, SELECTED = 2, WINDOWED = 4, COMPRESSED = 8;  // parts of the work, to be timed one by one
 constexpr int CMP = 0, SEL = 1, WIN = 2;
-// Whether the window is seen while the blocks of a cluster exchange candidates, and merged together with the selected
-// blocks, or before: with few blocks, which have more of it, that is faster.
-constexpr bool WINDOW_MEANWHILE = CLUSTER >= 4;
+// Whether the window is loaded and seen while the blocks of a cluster exchange candidates, and merged together with the
+// selected blocks, or before: a single block waits for no other.
+constexpr bool WINDOW_MEANWHILE = CLUSTER > 1;
 // Of the result, that a block writes: whole eights, which belong to one head. The numbers of the next block are other
 // banks.
 constexpr int NUMBERS = (HPG * DV + 8 * CLUSTER - 1) / (8 * CLUSTER) * 8;
 constexpr int NUMBERS_ROW = CLUSTER > 1 ? NUMBERS + 32 / CLUSTER : NUMBERS;
 constexpr int PLACES = ROOM > 0 ? ROOM : 1;
-constexpr int OFFERED = (CLUSTER * PLACES + 3) / 4 * 4;  // candidates that the blocks of a cluster exchange
-// Candidates of a block up to which they are compared each with each; of spread.cu the best of WARPS shares.
+// In small clusters every warp offers the best of its candidates, in large ones every block.
+constexpr bool WARPS_OFFER = !SPREAD && CLUSTER <= 2;
+constexpr int LISTS = WARPS_OFFER ? WARPS : 1;
+constexpr int LISTED = CLUSTER * LISTS * PLACES;  // candidates that the blocks of a cluster exchange
+constexpr int OFFERED = (LISTED + 3) / 4 * 4;
+// Candidates of a block up to which they are compared each with each, if blocks offer; of spread.cu the best of WARPS
+// shares.
 constexpr int COUNTED = SPREAD ? (WARPS * PLACES + 3) / 4 * 4 : 256;
+// Candidates of a warp up to which it ranks them itself.
+constexpr int MOST_OF_LANE = 4, MOST_OF_WARP = 32 * MOST_OF_LANE;
 constexpr int SPLITS = CLUSTER * WARPS;  // shares of spread.cu: one for every warp
+// Selection blocks whose importance a warp computes at a time, and the compressed keys of these.
+constexpr int PASS = STRIDE <= 4 ? 32 : STRIDE <= 128 ? 128 / STRIDE : 1, PASS_KEYS = PASS * STRIDE;
+constexpr int BEFORE = (LEAD + 1) / 2 * 2;  // room for the keys before them, so that pairs of keys are aligned
+constexpr int PROBABILITIES = WARPS_OFFER ? WARPS * (BEFORE + PASS_KEYS + PASS_KEYS % 2) : STRETCH * STRIDE + LEAD;
+constexpr int SUMS = 0, CANDIDATES = 1, RESULTS = 2;  // exchanges of the cluster
 
 static_assert(LEAD <= 32, "a lane for each compressed block that begins before a selection block");
 
@@ -45,15 +57,17 @@ struct Shared {
   Partials<WARPS> partials[WINDOW_MEANWHILE ? 2 : 1];  // one branch after the other; a window merged late in the second
   // What the blocks of the cluster found: all maxima and sums, and the numbers of the result that are this block's.
   alignas(16) float block_results[3][CLUSTER][NUMBERS_ROW];
-  float block_tops[3][CLUSTER][HPG], block_sums[3][CLUSTER][HPG];
+  Vector<2> block_stats[3][CLUSTER][HPG];  // maximum and sum
   int block_seen[3][CLUSTER];
   // This block's candidates, if few, and those that the cluster's blocks offer (`count_ahead`).
-  alignas(16) int order[COUNTED], offered[OFFERED];
+  alignas(16) int order[WARPS_OFFER ? WARPS * MOST_OF_WARP : COUNTED], offered[OFFERED];
   int index[SPREAD ? COUNTED : 1], offered_index[OFFERED];
+  alignas(16) int kept[WARPS_OFFER ? WARPS : 1][2 * KEPT];
+  u64 exchanges[3];
   u32 most;
   float gates[HPG][3];
   float key[DK], block[DK + DV];
-  float probability[SPREAD ? 1 : STRETCH * STRIDE + LEAD];
+  alignas(8) float probability[SPREAD ? 1 : PROBABILITIES];
   Ranking<THREADS, ROOM> ranking;
   int selected[SEL_N], count, seen[3];
 };
@@ -94,18 +108,27 @@ __device__ __forceinline__ float sum_of_blocks(float x) {
 
 // Warps to block: COUNT branches from `branch` on, of partials[0] and the next. Each block of the cluster gets its
 // part.
-template <int COUNT> __device__ __forceinline__ void merge_warps(Shared& s, int branch, bool extra, int rank) {
-  constexpr int VECTOR = 2 * COUNT, TASKS = HPG * DV / VECTOR;
+template <int COUNT>
+__device__ __forceinline__ void merge_warps(Shared& s, int branch, bool extra, int rank, int exchange) {
+  constexpr int VECTOR = 4, TASKS = HPG * DV / VECTOR;
+  u64* const to_exchange = &s.exchanges[exchange];
   __syncthreads();
+  // Scores and the appended token become visible with the first exchange. The last warp has the least to merge.
+  if (exchange == SUMS && CLUSTER > 1 && threadIdx.x >= THREADS - CLUSTER)
+    exchange_arrive(to_exchange, threadIdx.x - (THREADS - CLUSTER));
   for (int i = threadIdx.x; i < COUNT * TASKS; i += THREADS) {
     const int which = i / TASKS, n = i % TASKS * VECTOR, r = n / DV, c = n % DV;
     const Merged<VECTOR> merged(s.partials[which], r, c, extra);
-    write_to(n / NUMBERS, (Vector<VECTOR>*)&s.block_results[branch + which][rank][n % NUMBERS], merged.result);
-    for (int to = c / VECTOR; to < CLUSTER; to += DV / VECTOR) {
-      write_to(to, &s.block_tops[branch + which][rank][r], merged.top);
-      write_to(to, &s.block_sums[branch + which][rank][r], merged.sum);
-    }
+    send_to(n / NUMBERS, (Vector<VECTOR>*)&s.block_results[branch + which][rank][n % NUMBERS], merged.result,
+            to_exchange);
+    for (int to = c / VECTOR; to < CLUSTER; to += DV / VECTOR)
+      send_to(to, &s.block_stats[branch + which][rank][r], Vector<2>{merged.top, merged.sum}, to_exchange);
   }
+}
+// Bytes that a block receives of one branch.
+__device__ __forceinline__ int branch_bytes(int rank) {
+  const int numbers = min(max(HPG * DV - rank * NUMBERS, 0), NUMBERS);
+  return 4 * CLUSTER * (numbers + 2 * HPG);
 }
 
 // The maximum and the inverse of the sum of every head of the compressed branch over the blocks of the cluster, in each
@@ -115,12 +138,13 @@ struct Softmax {
 
   __device__ __forceinline__ Softmax(const Shared& s) {
     const int lane = threadIdx.x % 32, r = lane < HPG ? lane : HPG - 1;
-    float tops[CLUSTER], most = -positive_infinity(), sum = 0.0f;
+    Vector<2> stats[CLUSTER];
+    float most = -positive_infinity(), sum = 0.0f;
 #pragma unroll
-    for (int c = 0; c < CLUSTER; c++) tops[c] = s.block_tops[CMP][c][r], most = fmaxf(most, tops[c]);
+    for (int c = 0; c < CLUSTER; c++) stats[c] = s.block_stats[CMP][c][r], most = fmaxf(most, stats[c].x[0]);
     const float base = most == -positive_infinity() ? 0.0f : most;
 #pragma unroll
-    for (int c = 0; c < CLUSTER; c++) sum += exp2_approximate(tops[c] - base) * s.block_sums[CMP][c][r];
+    for (int c = 0; c < CLUSTER; c++) sum += exp2_approximate(stats[c].x[0] - base) * stats[c].x[1];
     const float share = __fdividef(1.0f, sum);
 #pragma unroll
     for (int i = 0; i < HPG; i++) top[i] = __shfl_sync(~0u, base, i), inverse[i] = __shfl_sync(~0u, share, i);
@@ -176,25 +200,85 @@ __device__ __forceinline__ void compute_importance(Shared& s, float* importance,
   }
 }
 
-// This block's candidate goes to all blocks of the cluster, as number `place` of its best. Of two threads with the same
-// arguments one writes the importance, the other the index.
-__device__ __forceinline__ void offer(Shared& s, int rank, int place, int bits, int index, int half) {
+// Importance of the candidates begin ... end - 1 of a block, of which number 0 is selection block `first`, by one warp.
+// Never negative; NaN becomes 0 and ranks last.
+__device__ __forceinline__ void compute_importance_of_warp(Shared& s, float* importance, const Scores& scores,
+                                                           const Softmax& softmax, int first, int begin, int end) {
+  const int lane = threadIdx.x % 32;
+  float* const probability = s.probability + threadIdx.x / 32 * (PROBABILITIES / WARPS);
+  const auto probability_of = [&](const auto& score) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int r = 0; r < HPG; r++) sum += softmax.probability(r, score(r));
+    return sum;
+  };
+  for (int at = begin; at < end; at += PASS) {
+    const int blocks = min(PASS, end - at), from = (first + at) * STRIDE;
+    // Keys before the first block: those of another rank, or of the pass before.
+    float lead = 0.0f;
+    if (lane < LEAD) {
+      const int key = from - LEAD + lane;
+      const auto score = [&](int r) { return key < scores.first() ? scores.read(r, key) : *scores.at(r, key); };
+      lead = at != begin ? probability[BEFORE + PASS_KEYS - LEAD + lane] : probability_of(score);
+    }
+    __syncwarp();
+    if (lane < LEAD) probability[BEFORE - LEAD + lane] = lead;
+    // A rank's keys are whole units. Two keys at a time, where all of a block are the rank's.
+    constexpr bool IN_PAIRS = STRIDE % 2 == 0 && UNIT % STRIDE == 0;
+    if (IN_PAIRS)
+#pragma unroll
+      for (int n = 0; n < PASS_KEYS; n += 64) {
+        const int i = n + 2 * lane;
+        if (i >= blocks * STRIDE) continue;
+        float sums[2] = {};
+#pragma unroll
+        for (int r = 0; r < HPG; r++) {
+          const float2 x = *(const float2*)scores.at(r, from + i);
+          sums[0] += softmax.probability(r, x.x), sums[1] += softmax.probability(r, x.y);
+        }
+        *(float2*)(probability + BEFORE + i) = make_float2(sums[0], sums[1]);
+      }
+#pragma unroll
+    for (int n = 0; n < (IN_PAIRS ? 0 : PASS_KEYS); n += 32) {
+      const int key = from + n + lane;
+      if (n + lane >= blocks * STRIDE) continue;
+      // Only a block of more than a unit ends in keys of the next rank.
+      if (UNIT % STRIDE == 0 || key < scores.end(key + 1))
+        probability[BEFORE + n + lane] = probability_of([&](int r) { return *scores.at(r, key); });
+      else
+        probability[BEFORE + n + lane] = probability_of([&](int r) { return scores.read(r, key); });
+    }
+    __syncwarp();
+    for (int j = lane; j < blocks; j += 32)
+      importance[at + j] = importance_of(probability + BEFORE - LEAD + j * STRIDE);
+  }
+}
+
+// This block's candidate goes to all blocks of the cluster, as number `place` of the list. Of two threads with the same
+// arguments one writes the importance, the other the index. Every place of a list is written: with -1 where there is
+// no candidate.
+__device__ __forceinline__ void offer(Shared& s, int list, int place, int bits, int index, int half) {
+  const int at = list * PLACES + place;
 #pragma unroll
   for (int c = 0; c < CLUSTER; c++)
-    if (half == 0) write_to(c, &s.offered[rank * PLACES + place], bits);
-    else write_to(c, &s.offered_index[rank * PLACES + place], index);
+    if (half == 0) send_to(c, &s.offered[at], bits, &s.exchanges[CANDIDATES]);
+    else send_to(c, &s.offered_index[at], index, &s.exchanges[CANDIDATES]);
 }
 
 // Offers the best of the candidates order[0 ... count), of which order[count ... whole fours) are -1. index_of(i): the
 // block. Two lanes for a candidate.
 template <class Index>
-__device__ __forceinline__ void offer_counted(Shared& s, int rank, int count, const Index& index_of) {
+__device__ __forceinline__ void offer_counted(Shared& s, const int* order, int rank, int count, const Index& index_of) {
   const int half = threadIdx.x % 2;
-  for (int begin = 0; begin < count; begin += THREADS / 2) {
+  for (int begin = 0; begin < max(count, ROOM); begin += THREADS / 2) {
     const int i = begin + (int)threadIdx.x / 2, j = i < count ? i : count - 1;
-    int place = count_ahead<2>(s.order, (count + 3) / 4, j, half);
-    place += __shfl_xor_sync(~0u, place, 1);
-    if (i < count && place < ROOM && s.order[i] >= 0) offer(s, rank, place, s.order[i], index_of(i), half);
+    int place = i;
+    if (count > 0) {
+      place = count_ahead<2>(order, (count + 3) / 4, j, half);
+      place += __shfl_xor_sync(~0u, place, 1);
+    }
+    if (i >= count) place = i;
+    if (place < ROOM) offer(s, rank, place, i < count ? order[i] : -1, i < count ? index_of(i) : 0, half);
   }
 }
 
@@ -220,9 +304,10 @@ __device__ __noinline__ void offer_ranked(Shared& s, int rank, float* importance
   if (threadIdx.x % 32 == 0) atomicMax(&s.most, most);
   __syncthreads();
   keep_most_important(s.ranking, importance, s.most, (int*)(importance + count + 1), count);
-  for (int i = threadIdx.x; i < 2 * ROOM; i += THREADS) {
-    const int k = s.ranking.best[i / 2];
-    offer(s, rank, i / 2, (int)__float_as_uint(importance[k]), first - 1 + k, i % 2);
+  for (int i = threadIdx.x; i < 2 * LISTS * PLACES; i += THREADS) {
+    const bool is_best = i / 2 < ROOM;
+    const int k = is_best ? s.ranking.best[i / 2] : 1;
+    offer(s, rank * LISTS, i / 2, is_best ? (int)__float_as_uint(importance[k]) : -1, first - 1 + k, i % 2);
   }
 }
 
@@ -240,11 +325,33 @@ __device__ __forceinline__ void offer_candidates(Shared& s, float* memory, const
   };
   const int first = first_of(scores.rank), end = scores.rank == CLUSTER - 1 ? all + 1 : first_of(scores.rank + 1);
   const int count = end - first;
-  const bool few = count <= COUNTED;
-  if (few && threadIdx.x < 3 && count + (int)threadIdx.x < COUNTED) s.order[count + threadIdx.x] = -1;
-  compute_importance(s, few ? (float*)s.order : memory + 1, scores, first, count);
-  if (few) offer_counted(s, scores.rank, count, [&](int i) { return first + i; });
-  else offer_ranked(s, scores.rank, memory, first, count);
+  if (WARPS_OFFER) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    // Whole fours of every warp, so that they are aligned.
+    const int share = ((count + WARPS - 1) / WARPS + 3) / 4 * 4;
+    const int own = warp * share, own_end = min(own + share, count), own_count = max(own_end - own, 0);
+    const bool fits = share <= MOST_OF_WARP;
+    compute_importance_of_warp(s, fits ? (float*)s.order : memory + 1, scores, Softmax(s), first, own, own_end);
+    if (fits) {
+      if (lane < 3 && own_count % 4 != 0 && own_count % 4 + lane < 4) s.order[own_end + lane] = -1;
+      __syncwarp();
+      take_best<ROOM, MOST_OF_LANE>(s.order + own, own_count, s.kept[warp], [&](int place, int i, int bits) {
+        offer(s, scores.rank * LISTS + warp, place, bits, first + own + i, 0);
+        offer(s, scores.rank * LISTS + warp, place, bits, first + own + i, 1);
+      });
+      return;
+    }
+    __syncthreads();
+  } else {
+    const bool few = count <= COUNTED;
+    if (few && threadIdx.x < 3 && count + (int)threadIdx.x < COUNTED) s.order[count + threadIdx.x] = -1;
+    compute_importance(s, few ? (float*)s.order : memory + 1, scores, first, count);
+    if (few) {
+      offer_counted(s, s.order, scores.rank, count, [&](int i) { return first + i; });
+      return;
+    }
+  }
+  offer_ranked(s, scores.rank, memory, first, count);
 }
 
 // The same of the blocks that spread.cu has kept of this rank's shares. important, candidates: [SPLITS][ROOM] of the
@@ -259,7 +366,7 @@ __device__ __forceinline__ void offer_kept(Shared& s, const float* important, co
     s.index[i] = present ? candidates[at] : 0;
   }
   __syncthreads();
-  offer_counted(s, rank, COUNTED, [&](int i) { return s.index[i]; });
+  offer_counted(s, s.order, rank, COUNTED, [&](int i) { return s.index[i]; });
 }
 
 // selected[0 ... count): block 0, the best of what the blocks of the cluster have offered, current - 1, current.
@@ -273,11 +380,18 @@ __device__ __forceinline__ void select_blocks(Shared& s, int position) {
   }
   if (threadIdx.x == 0)
     s.selected[0] = 0, s.selected[SEL_N - 2] = current - 1, s.selected[SEL_N - 1] = current, s.count = SEL_N;
-  for (int begin = 0; begin < OFFERED; begin += THREADS / 2) {
-    const int i = begin + (int)threadIdx.x / 2, j = i < OFFERED ? i : OFFERED - 1;
-    int place = count_ahead<2>(s.offered, OFFERED / 4, j, threadIdx.x % 2);
-    place += __shfl_xor_sync(~0u, place, 1);
-    if (i < OFFERED && place < ROOM && s.offered[i] >= 0) s.selected[1 + place] = s.offered_index[i];
+  if constexpr (WARPS_OFFER && OFFERED > THREADS / 2) {
+    if (threadIdx.x < 32)
+      take_best<ROOM, (LISTED + 31) / 32>(s.offered, LISTED, s.kept[0], [&](int place, int i, int bits) {
+        if (bits >= 0) s.selected[1 + place] = s.offered_index[i];
+      });
+  } else {
+    for (int begin = 0; begin < OFFERED; begin += THREADS / 2) {
+      const int i = begin + (int)threadIdx.x / 2, j = i < OFFERED ? i : OFFERED - 1;
+      int place = count_ahead<2>(s.offered, OFFERED / 4, j, threadIdx.x % 2);
+      place += __shfl_xor_sync(~0u, place, 1);
+      if (i < OFFERED && place < ROOM && s.offered[i] >= 0) s.selected[1 + place] = s.offered_index[i];
+    }
   }
   __syncthreads();
 }
@@ -301,9 +415,10 @@ __device__ __forceinline__ void write_sum(const Shared& s, bf16* out, int rank) 
   for (int first = threadIdx.x / 32 * 8; first < NUMBERS; first += WARPS * 8) {
     const int i = rank * NUMBERS + first, r = i / DV;
     if (i >= HPG * DV) return;
-    const float own = s.block_tops[branch][term % CLUSTER][r], top = max_of_blocks(own);
+    const Vector<2> stats = s.block_stats[branch][term % CLUSTER][r];
+    const float own = stats.x[0], top = max_of_blocks(own);
     const float factor = top == -positive_infinity() ? 0.0f : exp2_approximate(own - top);
-    const float total = sum_of_blocks(factor * s.block_sums[branch][term % CLUSTER][r]);
+    const float total = sum_of_blocks(factor * stats.x[1]);
     const float weight = total > 0.0f ? s.gates[r][branch] * __fdividef(factor, total) : 0.0f;
     float sum = 0.0f;
 #pragma unroll
@@ -333,9 +448,15 @@ step_attention(const bf16* projection, const float* logits, const float* bias, c
                int* chosen, int* reads, bf16* out, int parts) {
   extern __shared__ float4 shared_memory[];
   Shared& s = *(Shared*)shared_memory;
-  for (int i = threadIdx.x; i < OFFERED; i += THREADS) s.offered[i] = -1;
+  const int rank = cluster_rank();
+  if ((int)threadIdx.x < OFFERED - LISTED) s.offered[LISTED + threadIdx.x] = -1;
+  if (threadIdx.x == 0) {
+    exchange_begin(&s.exchanges[SUMS], CLUSTER, branch_bytes(rank));
+    exchange_begin(&s.exchanges[CANDIDATES], 0, 8 * LISTED);
+    exchange_begin(&s.exchanges[RESULTS], 0, 2 * branch_bytes(rank) + (rank == 0 ? 3 * 4 * CLUSTER : 0));
+  }
   cluster_arrive();  // others may write here from now on
-  const int rank = cluster_rank(), g = blockIdx.y, b = blockIdx.z, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int g = blockIdx.y, b = blockIdx.z, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const i64 pair = (i64)b * GROUPS + g;
   const Caches caches = {
       {cmp_tables, cmp_place}, {sel_tables, sel_place}, {win_tables, win_place}, {tail_tables, tail_place}};
@@ -417,16 +538,11 @@ step_attention(const bf16* projection, const float* logits, const float* bias, c
   };
   if (!WINDOW_MEANWHILE) load_window();
   cluster_wait();  // all have started
-  merge_warps<1>(s, CMP, completes, rank);
+  merge_warps<1>(s, CMP, completes, rank, SUMS);
   if (SPREAD && ranks)
     offer_kept(s, important + pair * SPLITS * ROOM, candidates + pair * SPLITS * ROOM, rank, position);
-  cluster_arrive();
-  if (!SPREAD || !WINDOW_MEANWHILE) cluster_wait();
-  const auto exchange_candidates = [&] {
-    offer_candidates(s, ranked, scores, position);
-    cluster_arrive();
-  };
-  if (!SPREAD && ranks && WINDOW_MEANWHILE) exchange_candidates();
+  if (!SPREAD) exchange_wait(&s.exchanges[SUMS]);
+  if (!SPREAD && ranks && WINDOW_MEANWHILE) offer_candidates(s, ranked, scores, position);
   if (WINDOW_MEANWHILE) load_window();
   if (threadIdx.x < HPG) compute_gates(s.gates, threadIdx.x, gates);
   const auto ignore = [](int, int, const float*, float, float, float) {};
@@ -444,14 +560,13 @@ step_attention(const bf16* projection, const float* logits, const float* bias, c
   Partials<WARPS>& window = s.partials[WINDOW_MEANWHILE ? 1 : 0];
   running.finish<ROW>(window.tops[warp], window.sums[warp], &window.results[warp][0][0]);
   if (lane == 0 && seen > 0) atomicAdd(&s.seen[WIN], seen);
-  if (!WINDOW_MEANWHILE) merge_warps<1>(s, WIN, false, rank);
+  if (!WINDOW_MEANWHILE) merge_warps<1>(s, WIN, false, rank, RESULTS);
   // ---- 3. Selection: importance of the blocks from the scores of 1, the top n
-  if (!SPREAD && ranks && !WINDOW_MEANWHILE) exchange_candidates();
-  if (ranks || (SPREAD && WINDOW_MEANWHILE)) cluster_wait();
+  if (!SPREAD && ranks && !WINDOW_MEANWHILE) offer_candidates(s, ranked, scores, position);
+  if (ranks) exchange_wait(&s.exchanges[CANDIDATES]);
   int* const list = chosen + pair * SEL_N;
   if (parts & SELECTION) {
     select_blocks(s, position);
-    if (rank == CLUSTER - 1) write_selection(s, list);  // the first ranks have more to do
   } else {
     if (threadIdx.x == 0) s.count = position / SEL_L + 1 < SEL_N ? position / SEL_L + 1 : SEL_N;
     for (int i = threadIdx.x; i < SEL_N; i += THREADS) s.selected[i] = list[i];
@@ -483,12 +598,14 @@ step_attention(const bf16* projection, const float* logits, const float* bias, c
   }
   running.finish<ROW>(partials.tops[warp], partials.sums[warp], &partials.results[warp][0][0]);
   if (lane == 0 && seen > 0) atomicAdd(&s.seen[SEL], seen);
-  merge_warps<WINDOW_MEANWHILE ? 2 : 1>(s, SEL, false, rank);
+  merge_warps<WINDOW_MEANWHILE ? 2 : 1>(s, SEL, false, rank, RESULTS);
   // ---- 5. Keys read, and the gated sum
   if (threadIdx.x < 3)
-    write_to(0, &s.block_seen[threadIdx.x][rank], s.seen[threadIdx.x] + (threadIdx.x == CMP && completes ? 1 : 0));
-  cluster_arrive();
-  cluster_wait();
+    send_to(0, &s.block_seen[threadIdx.x][rank], s.seen[threadIdx.x] + (threadIdx.x == CMP && completes ? 1 : 0),
+            &s.exchanges[RESULTS]);
+  if ((parts & SELECTION) && rank == CLUSTER - 1) write_selection(s, list);
+  if (SPREAD) exchange_wait(&s.exchanges[SUMS]);
+  exchange_wait(&s.exchanges[RESULTS]);
   if (rank == 0 && threadIdx.x >= THREADS - 3) {
     const int branch = threadIdx.x - (THREADS - 3);
     int all = 0;

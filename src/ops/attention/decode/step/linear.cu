@@ -4,6 +4,13 @@
 // result activated (ACTIVATION 1: SiLU, 2: SwiGLU over two halves of w) or added to a residual. A block has TILES tiles
 // of eight rows of w, whose columns its warps share out; a warp has all its weights on the way before it waits for x.
 // The tensor cores multiply x (rows of the batch) by w, both straight from memory, 16 bytes a lane.
+//
+// Every block reads all columns of x, so with many inputs and few tiles most of the traffic is x. With CLUSTER > 1 the
+// blocks of a cluster share out the columns of x and of more tiles, and exchange their sums: plain layers only.
+#ifndef CLUSTER
+#define CLUSTER 1
+#endif
+#include "cluster.cuh"
 #include "decode.cuh"
 
 #ifndef INPUTS
@@ -16,13 +23,22 @@
 #endif
 
 constexpr int THREADS = 256, WARPS = THREADS / 32;
-constexpr int STEPS = INPUTS / 32;                // of 32 columns
+constexpr int STEPS = INPUTS / (32 * CLUSTER);    // of 32 columns, of a block
 constexpr int OWN = (STEPS + WARPS - 1) / WARPS;  // steps of a warp: every eighth
 // Blocks on a multiprocessor: with few, a thread has registers for all of its loads at once.
 constexpr int RESIDENT = BATCH_TILES > 1 || TILES > 2 || OWN * TILES > 6 ? 2 : 4;
 constexpr int ROWS = 16 * BATCH_TILES, COLUMNS = 8 * TILES;
 
-static_assert(INPUTS % 32 == 0 && (ACTIVATION != 2 || TILES % 2 == 0), "what the pieces need");
+// Results that a block of a cluster adds up and writes.
+constexpr int SHARE = (ROWS * COLUMNS + CLUSTER - 1) / CLUSTER;
+
+static_assert(INPUTS % (32 * CLUSTER) == 0 && (ACTIVATION != 2 || TILES % 2 == 0), "what the pieces need");
+static_assert(CLUSTER == 1 || (!NORM && ACTIVATION == 0), "a cluster exchanges plain sums");
+
+struct Shared {
+  float sums[WARPS][ROWS][COLUMNS + 1], squares[WARPS][ROWS];
+  float parts[CLUSTER][CLUSTER > 1 ? SHARE : 1];  // sums of the blocks of a cluster
+};
 
 __device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
 
@@ -41,14 +57,22 @@ __device__ __forceinline__ uint4 weigh(uint4 x, const float (&weight)[8], float&
 
 // w [rows][INPUTS] gives y [batch][rows]; then also [also_rows][INPUTS] gives also_y, f32 (the gate's logits). With
 // ACTIVATION 2 `rows` counts the results, and w has twice as many rows. norm: f32 [INPUTS].
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) step_linear(
-    const bf16* x, const float* norm, float epsilon, const bf16* w, int rows, OUTPUT* y, const bf16* also,
-    int also_rows, float* also_y, const bf16* residual, int batch) {
-  __shared__ float sums[WARPS][ROWS][COLUMNS + 1], squares[WARPS][ROWS];
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+#if CLUSTER > 1
+__cluster_dims__(CLUSTER, 1, 1)
+#endif
+step_linear(const bf16* x, const float* norm, float epsilon, const bf16* w, int rows, OUTPUT* y, const bf16* also,
+            int also_rows, float* also_y, const bf16* residual, int batch) {
+  extern __shared__ float4 shared_memory[];
+  Shared& s = *(Shared*)shared_memory;
+  auto& sums = s.sums;
+  auto& squares = s.squares;
   let_next_start();
+  if (CLUSTER > 1) cluster_arrive();
+  const int rank = cluster_rank();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int own_tiles = ((rows + 7) / 8) * (ACTIVATION == 2 ? 2 : 1);  // the others belong to `also`
-  const int first_tile = blockIdx.x * TILES, first_row = blockIdx.y * ROWS;
+  const int first_tile = (int)blockIdx.x / CLUSTER * TILES, first_row = blockIdx.y * ROWS;
   uint4 weights[TILES][OWN];
 #pragma unroll
   for (int n = 0; n < TILES; n++) {
@@ -59,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) step_linear(
     const int last = (is_own ? rows : also_rows) - 1;
     if (r > last) r = last;  // its result is not written
     if (ACTIVATION == 2 && tile % 2 == 1) r += rows;
-    const bf16* from = (is_own ? w : also) + (i64)r * INPUTS + 8 * t;
+    const bf16* from = (is_own ? w : also) + (i64)r * INPUTS + rank * STEPS * 32 + 8 * t;
     const bool present = is_own || also_rows > 0;
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
@@ -72,8 +96,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) step_linear(
   // The residual of a thread's first result, which is its only one in small batches, comes with x.
   float added = 0.0f;
   if (residual != nullptr) {
-    const int row = first_row + threadIdx.x / COLUMNS, r = first_tile * 8 + threadIdx.x % COLUMNS;
-    if (threadIdx.x < ROWS * COLUMNS && row < batch && r < rows) added = read_one(residual + (i64)row * rows + r);
+    const int first = CLUSTER > 1 ? rank * SHARE + (int)threadIdx.x : (int)threadIdx.x;
+    const int row = first_row + first / COLUMNS, r = first_tile * 8 + first % COLUMNS;
+    if (first < ROWS * COLUMNS && row < batch && r < rows) added = read_one(residual + (i64)row * rows + r);
   }
   float acc[BATCH_TILES][TILES][4] = {}, square[BATCH_TILES][2] = {};
 #pragma unroll
@@ -88,7 +113,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) step_linear(
 #pragma unroll
       for (int half = 0; half < 2; half++) {
         const int row = first_row + 16 * m + 8 * half + g;
-        a[half] = row < batch ? *(const uint4*)(x + (i64)row * INPUTS + step * 32 + 8 * t) : make_uint4(0, 0, 0, 0);
+        const int column = (rank * STEPS + step) * 32 + 8 * t;
+        a[half] = row < batch ? *(const uint4*)(x + (i64)row * INPUTS + column) : make_uint4(0, 0, 0, 0);
         if (NORM) a[half] = weigh(a[half], factor, square[m][half]);
       }
 #pragma unroll
@@ -125,6 +151,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) step_linear(
     for (int k = 0; k < WARPS; k++) square += squares[k][row];
     return sum * (1.0f / sqrtf(square / INPUTS + epsilon));
   };
+  if (CLUSTER > 1) {
+    cluster_wait();  // all have started
+    for (int i = threadIdx.x; i < ROWS * COLUMNS; i += THREADS)
+      write_to(i / SHARE, &s.parts[rank][i % SHARE], total(i / COLUMNS, i % COLUMNS));
+    cluster_arrive();
+    cluster_wait();
+    for (int i = rank * SHARE + (int)threadIdx.x; i < ROWS * COLUMNS && i < (rank + 1) * SHARE; i += THREADS) {
+      const int to = first_row + i / COLUMNS, r = first_tile * 8 + i % COLUMNS, own = i - rank * SHARE;
+      if (to >= batch || r >= rows) continue;
+      float sum = 0.0f;
+#pragma unroll
+      for (int c = 0; c < CLUSTER; c++) sum += s.parts[c][own];
+      if (residual != nullptr) sum += own == (int)threadIdx.x ? added : read_one(residual + (i64)to * rows + r);
+      write_one(y + (i64)to * rows + r, sum);
+    }
+    return;
+  }
   // SwiGLU has half as many results as columns.
   constexpr int RESULTS = ACTIVATION == 2 ? COLUMNS / 2 : COLUMNS;
   for (int i = threadIdx.x; i < ROWS * RESULTS; i += THREADS) {
@@ -151,3 +194,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) step_linear(
     write_one(y + (i64)to * rows + r, value);
   }
 }
+
+extern "C" __device__ int step_linear_shared = sizeof(Shared);

@@ -1,5 +1,6 @@
-// Top-k selection by one block of threads: the ROOM candidates of highest importance. Few candidates are compared each
-// with each (`count_ahead`); `keep_most_important` takes time linear in their number, whatever their values.
+// Top-k selection: the ROOM candidates of highest importance. Few candidates are compared each with each
+// (`count_ahead`), a warp ranks more of them (`take_best`), and `keep_most_important` by a block of threads takes time
+// linear in their number, whatever their values.
 #pragma once
 #include "elements.cuh"
 
@@ -20,6 +21,60 @@ template <int PARTS> __device__ __forceinline__ int count_ahead(const int* order
     ahead[0] += j % 4 > 0 && x.x == own, ahead[1] += j % 4 > 1 && x.y == own, ahead[2] += j % 4 > 2 && x.z == own;
   }
   return ahead[0] + ahead[1] + (ahead[2] + ahead[3]);
+}
+
+constexpr int KEPT = 64;  // candidates of a warp at most that `take_best` compares with each other
+
+// The ROOM best of a warp's candidates, order[0 ... count), at most OWN for each lane: take(place, number in order,
+// bits) for every place, bits -1 where there is no candidate. order[count ... whole fours) are -1. kept: shared memory
+// of the warp, 2 KEPT numbers aligned to 16 bytes. All lanes call.
+//
+// Every lane has up to OWN candidates. ROOM lanes have one that is at least as good as the best of the lane number
+// ROOM, so that whatever is less cannot be among the best: few are left to be compared each with each.
+template <int ROOM, int OWN, class Take>
+__device__ __forceinline__ void take_best(const int* order, int count, int* kept, const Take& take) {
+  const int lane = threadIdx.x % 32;
+  int own[OWN], most = 0, left = 0;
+#pragma unroll
+  for (int n = 0; n < OWN; n++) {
+    own[n] = lane + 32 * n < count ? order[lane + 32 * n] : -1;
+    most = max(most, own[n]);
+  }
+  int limit = 0;
+  if (ROOM < 32) {
+    kept[lane] = most;
+    __syncwarp();
+    int ahead[4] = {};
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      const int4 x = ((const int4*)kept)[i];
+      ahead[0] += x.x > most, ahead[1] += x.y > most, ahead[2] += x.z > most, ahead[3] += x.w > most;
+    }
+    const bool is_best = ahead[0] + ahead[1] + (ahead[2] + ahead[3]) < ROOM;
+    limit = (int)~__reduce_max_sync(~0u, is_best ? ~(u32)most : 0u);
+    __syncwarp();
+  }
+  int* const kept_index = kept + KEPT;
+#pragma unroll
+  for (int n = 0; n < OWN; n++) {
+    const u32 passed = __ballot_sync(~0u, own[n] >= limit);
+    const int to = left + __popc(passed & ((1u << lane) - 1));
+    if (own[n] >= limit && to < KEPT) kept[to] = own[n], kept_index[to] = lane + 32 * n;
+    left += __popc(passed);
+  }
+  const bool fits = left <= KEPT;
+  if (fits && lane < 3 && left + lane < KEPT) kept[left + lane] = -1;
+  __syncwarp();
+  const int all = fits ? left : count;
+  const int* const compared = fits ? kept : order;
+  for (int i = lane; i < max(all, ROOM); i += 32) {
+    if (i >= all) {
+      take(i, 0, -1);
+      continue;
+    }
+    const int place = count_ahead<1>(compared, (all + 3) / 4, i, 0);
+    if (place < ROOM) take(place, fits ? kept_index[i] : i, compared[i]);
+  }
 }
 
 // Shared memory of `keep_most_important`. The caller zeroes histogram, held and tied.

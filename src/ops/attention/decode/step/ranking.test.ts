@@ -62,6 +62,23 @@ it.each(CASES)('counts the candidates ahead, of two equal ones the first: %s', (
   }
 });
 
+it.each(CASES)('takes the best of a warp in order, of equal ones the first: %s', (_, value) => {
+  for (const count of [0, 1, 5, ROOM, 32, 33, 64, 100, 128, 208, 224]) {
+    const noise = randomNumbers(3);
+    const values = Float32Array.from({ length: count }, (_, i) => value(i, noise()));
+    const bits = new Int32Array(4 * Math.max(1, Math.ceil(count / 4))).fill(-1);
+    bits.set(new Int32Array(values.buffer));
+    const order = Tensor.from(cuda, bits, [bits.length], 'i32');
+    const taken = Tensor.zeros(cuda, [ROOM], 'i32');
+    code.launch('take_candidates', { grid: 1, block: 32, shared: 512 }, order, count, taken);
+    const best = Array.from(values, (_, i) => i).sort((a, b) => values[b] - values[a] || a - b);
+    const expected = Array.from({ length: ROOM }, (_, place) => best[place] ?? -1);
+    expect([...taken.read()], `${count} candidates`).toEqual(expected);
+    order.free();
+    taken.free();
+  }
+});
+
 it('takes time linear in the number of candidates when all are equal', () => {
   const time = (count: number) => Math.min(...[0, 1, 2].map(() => rank(new Float32Array(count).fill(0.5)).ms));
   time(1000); // the first launch also loads the code

@@ -71,8 +71,13 @@ export function partialNumbers({ heads }: StepShape, batch: number, splits: numb
 const MOST_CLUSTER = 8;
 const CLUSTER_ARCHITECTURE = 90;
 
+/** Whether the blocks of a cluster can use each other's shared memory. */
+export function hasClusters({ architecture }: CudaRuntime): boolean {
+  return architecture >= CLUSTER_ARCHITECTURE;
+}
+
 /** Blocks per (sequence, group) in attention.cu: all multiprocessors are used, up to the cluster size limit. */
 export function stepCluster({ heads }: StepShape, batch: number, cuda: CudaRuntime): number {
-  const room = cuda.architecture < CLUSTER_ARCHITECTURE ? 1 : cuda.multiprocessors / (batch * heads.groups);
+  const room = hasClusters(cuda) ? cuda.multiprocessors / (batch * heads.groups) : 1;
   return 2 ** Math.floor(Math.log2(Math.max(1, Math.min(room, MOST_CLUSTER))));
 }

@@ -51,6 +51,13 @@ const heads = (count: number, groups: number, dk: number, dv = dk): HeadShape =>
 const SHAPE: StepShape = { heads: heads(12, 2, 64), sparse: PAPER, cmpRope: 'after' };
 
 describe('linear layers of a step', () => {
+  const plain = { also: 0, activation: 'none' as const, norm: false, residual: true };
+  const normed = { also: 36, activation: 'none' as const, norm: true, residual: false };
+  /** Columns shared out by a cluster, and more rows of the weight for a block. */
+  const wide = [
+    { batch: 19, rows: 300, inputs: 3072, tiles: 1, ...plain },
+    { batch: 19, rows: 1540, inputs: 64, tiles: 1, ...normed },
+  ];
   const cases = [1, 3, 16, 17, 32, 40, 130].flatMap((batch) => [
     { batch, rows: 200, inputs: 768, also: 36, tiles: 1, activation: 'none' as const, norm: true, residual: false },
     { batch, rows: 96, inputs: 3072, also: 0, tiles: 1, activation: 'none' as const, norm: false, residual: true },
@@ -59,7 +66,7 @@ describe('linear layers of a step', () => {
     { batch, rows: 1003, inputs: 768, also: 0, tiles: 4, activation: 'none' as const, norm: true, residual: false },
     { batch, rows: 208, inputs: 64, also: 12, tiles: 2, activation: 'none' as const, norm: true, residual: true },
   ]);
-  for (const { batch, rows, inputs, also, tiles, activation, norm, residual } of cases)
+  for (const { batch, rows, inputs, also, tiles, activation, norm, residual } of [...wide, ...cases])
     onGpu(
       `equal the reference: ${batch} x ${rows} x ${inputs} ${activation}`,
       (device) => {
@@ -93,7 +100,11 @@ describe('linear layers of a step', () => {
           );
         tape.end();
       },
-      batch === 3 || (batch >= 40 && inputs < 100) ? 'always' : batch === 17 || batch === 130 ? 'long' : 'never',
+      batch === 3 || batch === 19 || (batch >= 40 && inputs < 100)
+        ? 'always'
+        : batch === 17 || batch === 130
+          ? 'long'
+          : 'never',
     );
 });
 
@@ -231,14 +242,14 @@ const CASES: readonly Case[] = [
     spread: false,
   },
   {
-    name: 'one long sequence, too many blocks to compare each with each',
+    name: 'one long sequence, ranked by warps',
     heads: heads(12, 2, 64),
     sparse: PAPER,
     positions: [20_001],
     cluster: 1,
   },
   {
-    name: 'too many blocks to compare each with each, in clusters of two',
+    name: 'ranked by warps, in clusters of two',
     heads: heads(12, 2, 64),
     sparse: PAPER,
     positions: [40_001, 3001],
@@ -266,6 +277,20 @@ const CASES: readonly Case[] = [
     spread: true,
   },
   { name: 'one that completes a block', heads: heads(12, 2, 64), sparse: PAPER, positions: [4111] },
+  {
+    name: 'too many blocks for warps to rank',
+    heads: heads(4, 2, 32),
+    sparse: SMALL,
+    positions: [40_001],
+    cluster: 1,
+  },
+  {
+    name: 'too many blocks to compare each with each, in clusters of four',
+    heads: heads(4, 2, 32),
+    sparse: SMALL,
+    positions: [40_001],
+    cluster: 4,
+  },
   {
     name: 'compressed keys rotated before',
     heads: heads(4, 2, 32),
@@ -313,10 +338,12 @@ const ALWAYS_EMULATED = [
   'one long sequence',
   'one that completes a block',
   'scores that do not fit into shared memory',
-  'one long sequence, too many blocks to compare each with each',
+  'one long sequence, ranked by warps',
   'compressed keys spread over the GPU',
   'compressed keys spread, one that completes a block, in room for a million tokens',
   'no overlap, one head a group',
+  'ranked by warps, in clusters of two',
+  'too many blocks for warps to rank',
 ];
 function emulationOf({ name, positions }: Case): Emulation {
   if (ALWAYS_EMULATED.includes(name)) return 'always';

@@ -9,8 +9,9 @@ import { Tensor } from '../../../../tensor/tensor.js';
 import { compressedCount } from '../../../common/sequences.js';
 import type { RotaryTable } from '../../../rope/op.js';
 import { sharedLimit } from '../../fused/plan.js';
+import type { SparseShape } from '../../shape.js';
 import type { Pages } from '../paged/op.js';
-import { denseSplits, partialNumbers, type StepShape, stepCluster, stepMacros } from './shape.js';
+import { denseSplits, hasClusters, partialNumbers, type StepShape, stepCluster, stepMacros } from './shape.js';
 import { isSpread, SpreadBranch } from './spread.js';
 
 const SOURCES = {
@@ -24,8 +25,9 @@ const SOURCES = {
 /** Rows of a tile of the tensor cores, and tiles of the batch that one block of linear.cu takes at most. */
 const BATCH_TILE = 16;
 const MOST_BATCH_TILES = 2;
-/** Rows of w in a tile of linear.cu. */
+/** Rows of w in a tile of linear.cu, and columns of a step. */
 const WEIGHT_TILE = 8;
+const INPUT_STEP = 32;
 /** Tiles of a block in large batches at most, and 16-byte pieces of w in the registers of a thread at most. */
 const MOST_TILES = 4;
 const MOST_PIECES = 24;
@@ -40,6 +42,13 @@ function largeBatchTiles(inputs: number): number {
   while (tiles > 1 && tiles * pieces > MOST_PIECES) tiles /= 2;
   return tiles;
 }
+
+/**
+ * Layers of a batch of two tiles. A plain one with at least `inputs` inputs has blocks of `tiles` tiles and shares out
+ * its columns among the blocks of a cluster, a normed one with at least `rows` rows has `normedTiles` tiles: so blocks
+ * read less of x and are still as many as the multiprocessors of an H200, on which this was measured.
+ */
+const WIDE_PLAN = { inputs: 2048, tiles: 3, cluster: 4, rows: 1536, normedTiles: 2 };
 
 /**
  * Batches above these sizes multiply by cuBLASLt, with a norm and an activation of their own around it: logits and
@@ -137,8 +146,15 @@ function compileAttention(
 /** Shared memory to rank blocks: two numbers for every selection block, and for two more. */
 const BLOCK_BYTES = 8;
 const SPARE_BLOCKS = 2;
+/** Candidates of a block of a cluster that are ranked without it: by each warp in small clusters, else by the block. */
+const SMALL_CLUSTER = 2;
+const RANKED_BY_WARPS = 1024;
+const RANKED_BY_BLOCK = 256;
 
-function rankingBytes(context: number, lSel: number): number {
+function rankingBytes(context: number, { l, d, lSel }: SparseShape, cluster: number): number {
+  const keys = UNIT * Math.ceil(Math.ceil(compressedCount(context, l, d) / UNIT) / cluster); // of a block
+  const few = cluster <= SMALL_CLUSTER ? RANKED_BY_WARPS : RANKED_BY_BLOCK;
+  if (Math.ceil((keys * d) / lSel) + SPARE_BLOCKS <= few) return 0;
   return BLOCK_BYTES * (Math.ceil(context / lSel) + SPARE_BLOCKS);
 }
 
@@ -176,12 +192,12 @@ export function stepSharedContext(
   cluster: number = stepCluster(shape, batch, cuda),
 ): number {
   if (!shape.sparse) return Number.POSITIVE_INFINITY;
-  const { d, lSel } = shape.sparse;
+  const { sparse } = shape;
   const spare = spareShared(cuda, shape, cluster);
-  const fits = (context: number) => rankingBytes(context, lSel) + scoreBytes(shape, context, cluster) <= spare;
-  const step = UNIT * d * cluster; // tokens of a unit in each block
+  const bytes = (context: number) => rankingBytes(context, sparse, cluster) + scoreBytes(shape, context, cluster);
+  const step = UNIT * sparse.d * cluster; // tokens of a unit in each block
   let steps = Math.max(0, Math.floor(spare / (4 * UNIT)));
-  while (steps > 0 && !fits(steps * step)) steps -= 1;
+  while (steps > 0 && bytes(steps * step) > spare) steps -= 1;
   return steps * step;
 }
 
@@ -237,7 +253,7 @@ export class StepKernels {
     }
     this.#spread = null;
     const compile = (inShared: boolean) => compileAttention(cuda, shape, this.#cluster, inShared);
-    const always = rankingBytes(context, sparse.lSel);
+    const always = rankingBytes(context, sparse, this.#cluster);
     const scores = scoreBytes(shape, context, this.#cluster);
     const fixed = compile(true).constant(FIXED_SHARED);
     const limit = sharedLimit(cuda.architecture);
@@ -313,16 +329,29 @@ export class StepKernels {
     return made;
   }
 
+  /** Tiles of a block of linear.cu, and blocks of a cluster that share out the columns of x. */
+  #linearPlan(rows: number, inputs: number, fewest: number, isPlain: boolean): { tiles: number; cluster: number } {
+    const plan = WIDE_PLAN;
+    if (rows <= FEW_ROWS || this.#batch <= BATCH_TILE) return { tiles: fewest, cluster: 1 };
+    if (this.#batch > MOST_BATCH_TILES * BATCH_TILE)
+      return { tiles: Math.max(fewest, largeBatchTiles(inputs)), cluster: 1 };
+    const isShared = isPlain && inputs >= plan.inputs && inputs % (INPUT_STEP * plan.cluster) === 0;
+    if (isShared && hasClusters(this.#cuda)) return { tiles: plan.tiles, cluster: plan.cluster };
+    if (!isPlain && rows >= plan.rows) return { tiles: Math.max(fewest, plan.normedTiles), cluster: 1 };
+    return { tiles: fewest, cluster: 1 };
+  }
+
   /** One launch of linear.cu. */
   #fused({ x, weight, y, norm, activation = 'none', residual, also, tiles: fewest }: StepLinear): void {
     const [rows, inputs] = weight.shape;
     const batchTiles = Math.min(MOST_BATCH_TILES, Math.ceil(this.#batch / BATCH_TILE));
-    const isLarge = this.#batch > MOST_BATCH_TILES * BATCH_TILE && rows > FEW_ROWS;
-    const tiles = isLarge ? Math.max(fewest, largeBatchTiles(inputs)) : fewest;
+    const isPlain = !norm && !also && activation === 'none';
+    const { tiles, cluster } = this.#linearPlan(rows, inputs, fewest, isPlain);
     const results = activation === 'swiglu' ? rows / 2 : rows;
     const count = (of: number) => Math.ceil(of / WEIGHT_TILE);
     const all = count(results) * (activation === 'swiglu' ? 2 : 1) + count(also?.weight.shape[0] ?? 0);
     const code = this.#cuda.compile(SOURCES.linear, {
+      CLUSTER: cluster,
       INPUTS: inputs,
       BATCH_TILES: batchTiles,
       TILES: tiles,
@@ -332,7 +361,11 @@ export class StepKernels {
     });
     code.launch(
       'step_linear',
-      this.#launched([Math.ceil(all / tiles), Math.ceil(this.#batch / (batchTiles * BATCH_TILE)), 1], 256),
+      this.#launched(
+        [cluster * Math.ceil(all / tiles), Math.ceil(this.#batch / (batchTiles * BATCH_TILE)), 1],
+        256,
+        code.constant('step_linear_shared'),
+      ),
       ...[x, norm?.weight ?? null, f32(norm?.epsilon ?? 0), weight, results, y],
       ...[also?.weight ?? null, also?.weight.shape[0] ?? 0, also?.y ?? null, residual ?? null, this.#batch],
     );

@@ -29,3 +29,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) count_candidates(const int
     if (i < 4 * fours) places[i] = place;
   }
 }
+
+// By one warp, at most 32 OWN candidates: taken [TAKEN] numbers in `order`, -1 where there is none.
+constexpr int OWN = 7;
+extern "C" __global__ void __launch_bounds__(32) take_candidates(const int* order, int count, int* taken) {
+  extern __shared__ float4 shared_memory[];
+  take_best<TAKEN, OWN>(order, count, (int*)shared_memory,
+                        [&](int place, int i, int bits) { taken[place] = bits < 0 ? -1 : i; });
+}
