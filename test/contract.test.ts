@@ -27,6 +27,8 @@ interface Seen {
 let folder: { path: string; remove: () => void };
 let baseline: Seen;
 let runs = 0;
+/** One for all runs, with a pool of its own: no run is going on beside another, so its peak is that of one run. */
+const device = new CpuDevice();
 
 const BASE = { train: { steps: 3, seq_len: 96, log_every: 1, eval_every: 3, save_every: 1, warmup_steps: 1 } };
 
@@ -39,7 +41,8 @@ async function trained(changes: TinyOverrides = {}): Promise<Seen> {
   const overrides = merged(changes);
   const config = tinyConfig(folder.path, { ...overrides, train: { out_dir: outDir, ...overrides.train } });
   const losses: number[] = [];
-  const device = new CpuDevice(); // of its own: the pool counts this run's memory alone
+  device.pool.trim();
+  device.pool.resetPeak();
   const { said, warned } = await runTraining(config, { device, onStep: ({ loss }) => losses.push(loss) });
   const paths = runPaths(config.train.out_dir);
   const weights = readFileSync(paths.model, 'base64');

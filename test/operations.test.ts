@@ -41,6 +41,15 @@ function start(args: readonly string[], env: Record<string, string> = {}) {
   return { child, printed: () => printed, errors: () => errors, output: () => printed + errors, end: ended(child) };
 }
 
+/**
+ * A command that looks at files and ends, run in this process: starting one costs more than the command. That the program
+ * does the same is shown for every command by test/commands.test.ts.
+ */
+function look(args: readonly string[], env: Record<string, string> = {}): Promise<CliResult> {
+  const variables = Object.entries({ ...process.env, ...env }).filter((pair) => pair[1] !== undefined);
+  return runCli(args, { env: Object.fromEntries(variables) as Record<string, string> });
+}
+
 function prepare(overrides: TinyOverrides = {}, where = folder.path) {
   const config = tinyConfig(where, overrides);
   const file = join(where, 'config.yaml');
@@ -86,7 +95,7 @@ describe('a run that is over', () => {
 
   it('status shows it, by its folder and by the folder that holds it', async () => {
     for (const dir of [outDir, own.path]) {
-      const { runs } = JSON.parse((await trefoil(['status', '--dir', dir, '--json'])).stdout);
+      const { runs } = JSON.parse((await look(['status', '--dir', dir, '--json'])).stdout);
       expect(runs).toHaveLength(1);
       expect(runs[0]).toMatchObject({
         run: 'run',
@@ -102,12 +111,12 @@ describe('a run that is over', () => {
       expect(runs[0].loss).toBeGreaterThan(0);
       expect(runs[0].val_loss).toBeGreaterThan(0);
     }
-    expect((await trefoil(['status', '--dir', outDir])).stdout).toMatch(/run +ended +60\/60/);
+    expect((await look(['status', '--dir', outDir])).stdout).toMatch(/run +ended +60\/60/);
   });
 
   it('health and watch --once agree that it is well', async () => {
     for (const command of [['health'], ['watch', '--once']]) {
-      const result = await trefoil([...command, '--dir', outDir, '--json']);
+      const result = await look([...command, '--dir', outDir, '--json']);
       expect(result.code).toBe(0);
       const { ok, rows } = rowsOf(result);
       expect(ok).toBe(true);
@@ -117,14 +126,14 @@ describe('a run that is over', () => {
 
   it('check passes, saves a baseline and compares with one', async () => {
     const baseline = join(folder.path, 'baseline.json');
-    const saved = await trefoil(['check', '--dir', outDir, '--min-steps', '50', '--save-baseline', baseline, '--json']);
+    const saved = await look(['check', '--dir', outDir, '--min-steps', '50', '--save-baseline', baseline, '--json']);
     expect(saved.code, saved.stdout).toBe(0);
     expect(rowsOf(saved).rows.map(({ rule }) => rule)).toEqual([
       ...['steps', 'loss_finite', 'loss_falls', 'throughput', 'csv', 'gradients', 'fetch', 'fetch_p95'],
       ...['gate_entropy', 'gate_collapse', 'selection', 'fallbacks'],
     ]);
     const compare = async (tolerance: string) =>
-      await trefoil([
+      await look([
         'check',
         '--dir',
         outDir,
@@ -150,11 +159,11 @@ describe('a run that is over', () => {
   it('check takes files by name, and fails for too few steps and too slow a run', async () => {
     const { training, heartbeat } = runPaths(outDir);
     const files = ['check', '--csv', training, '--heartbeat', heartbeat(0)];
-    expect((await trefoil([...files, '--min-steps', '60'])).code).toBe(0);
-    const short = await trefoil([...files, '--min-steps', '61']);
+    expect((await look([...files, '--min-steps', '60'])).code).toBe(0);
+    const short = await look([...files, '--min-steps', '61']);
     expect(short.code).toBe(1);
     expect(short.stdout).toMatch(/FAIL +steps +60 +at least 61/);
-    const slow = await trefoil([...files, '--min-tps', '1e9', '--save-baseline', join(folder.path, 'no.json')]);
+    const slow = await look([...files, '--min-tps', '1e9', '--save-baseline', join(folder.path, 'no.json')]);
     expect(slow.code).toBe(1);
     expect(slow.stderr).toContain('no baseline written');
     expect(existsSync(join(folder.path, 'no.json'))).toBe(false);
@@ -164,17 +173,7 @@ describe('a run that is over', () => {
     const dense = prepare({ model: { attention: 'dense' }, train: { steps: 8, seq_len: 32, eval_every: 0 } });
     expect((await trefoil(['train', '--config', dense.file])).code).toBe(0);
     const out = join(folder.path, 'report');
-    const result = await trefoil([
-      'report',
-      '--dir',
-      outDir,
-      dense.outDir,
-      '--out',
-      out,
-      '--title',
-      'Two runs',
-      '--json',
-    ]);
+    const result = await look(['report', '--dir', outDir, dense.outDir, '--out', out, '--title', 'Two runs', '--json']);
     expect(result.code, result.stderr).toBe(0);
     const report = JSON.parse(result.stdout);
     expect(JSON.parse(readFileSync(join(out, 'report.json'), 'utf8'))).toEqual(report);
@@ -210,7 +209,7 @@ describe('a run that is over', () => {
 
   it('doctor judges a config by the rules for long runs, with the remedy', async () => {
     const rows = async (args: string[], env: Record<string, string> = {}) => {
-      const result = await trefoil(['doctor', ...args, '--json'], { env });
+      const result = await look(['doctor', ...args, '--json'], env);
       const parsed = JSON.parse(result.stdout) as { ok: boolean; rows: Record<string, string>[] };
       for (const row of parsed.rows) expect(Object.keys(row)).toEqual(['check', 'level', 'found', 'remedy']);
       expect(result.code).toBe(parsed.ok ? 0 : 1);
@@ -256,7 +255,7 @@ describe('a run that is over', () => {
       model: { dim: 128, n_layers: 4, n_heads: 8, d_k: 16, d_v: 16 },
       train: { steps: 3, seq_len: 1024, eval_every: 0, save_every: 0 },
     });
-    const { rows } = JSON.parse((await trefoil(['doctor', '--config', big.file, '--json'])).stdout);
+    const { rows } = JSON.parse((await look(['doctor', '--config', big.file, '--json'])).stdout);
     const found = rows.find(({ check }: { check: string }) => check === 'memory estimate').found as string;
     const estimate = Number(/about (\d+) MiB/.exec(found)![1]);
     expect((await trefoil(['train', '--config', big.file])).code).toBe(0);
@@ -266,7 +265,7 @@ describe('a run that is over', () => {
   });
 
   it('halt says that it is over already, and writes no mark', async () => {
-    const result = await trefoil(['halt', '--dir', outDir, '--json']);
+    const result = await look(['halt', '--dir', outDir, '--json']);
     expect(result.code).toBe(0);
     expect(JSON.parse(result.stdout)).toMatchObject({ status: 'ended', step: 60, checkpoint: 60 });
     expect(existsSync(runPaths(outDir).halt)).toBe(false);
@@ -278,17 +277,17 @@ describe('a run that is going on', () => {
     const { file, outDir } = prepare(endless);
     const run = start(['train', '--config', file]);
     await until('steps', () => stepOf(outDir) >= 5);
-    const status = JSON.parse((await trefoil(['status', '--dir', outDir, '--json'])).stdout).runs[0];
+    const status = JSON.parse((await look(['status', '--dir', outDir, '--json'])).stdout).runs[0];
     expect(status).toMatchObject({ state: 'running', detail: `pid ${run.child.pid}`, steps: 100_000 });
     expect(status.seconds_left).toBeGreaterThan(0);
-    const result = await trefoil(['halt', '--dir', outDir, '--reason', 'lunch break', '--timeout', '300', '--json']);
+    const result = await look(['halt', '--dir', outDir, '--reason', 'lunch break', '--timeout', '300', '--json']);
     expect(result.code, result.stderr).toBe(0);
     const halted = JSON.parse(result.stdout);
     expect(halted).toMatchObject({ status: 'ended', detail: 'halt: .HALT: lunch break' });
     expect(halted.checkpoint).toBe(halted.step);
     expect(await run.end).toEqual({ code: 3, signal: null });
     expect(
-      rowsOf(await trefoil(['health', '--dir', outDir, '--json'])).rows.find(({ rule }) => rule === 'halt'),
+      rowsOf(await look(['health', '--dir', outDir, '--json'])).rows.find(({ rule }) => rule === 'halt'),
     ).toMatchObject({
       level: 'yellow',
       value: 'lunch break',
@@ -350,7 +349,7 @@ describe('a run that is going on', () => {
     const { file, outDir } = prepare({ ...endless, nsa: { force_branch: 'win' } });
     start(['train', '--config', file]);
     await until('steps', () => stepOf(outDir) >= 5);
-    const watch = await trefoil(['watch', '--dir', outDir, '--once', '--halt', '1', '--json']);
+    const watch = await look(['watch', '--dir', outDir, '--once', '--halt', '1', '--json']);
     expect(watch.code).toBe(1);
     expect(
       rowsOf(watch)
@@ -369,12 +368,10 @@ describe('a run that is going on', () => {
     run.child.kill('SIGKILL');
     await run.end;
     const process = async (args: string[]) =>
-      rowsOf(await trefoil(['health', '--dir', outDir, ...args, '--json'])).rows.find(
-        ({ rule }) => rule === 'process',
-      )!;
+      rowsOf(await look(['health', '--dir', outDir, ...args, '--json'])).rows.find(({ rule }) => rule === 'process')!;
     expect(await process([])).toMatchObject({ level: 'yellow', value: expect.stringMatching(/^gone for \d+ s$/) });
     expect(await process(['--gone-after', '0'])).toMatchObject({ level: 'red' });
-    expect((await trefoil(['halt', '--dir', outDir])).stderr).toContain('no active run');
+    expect((await look(['halt', '--dir', outDir])).stderr).toContain('no active run');
   });
 
   it('is backed up while it goes, and the archive resumes', async () => {
@@ -382,11 +379,11 @@ describe('a run that is going on', () => {
     const run = start(['train', '--config', file]);
     await until('checkpoints', () => stepOf(outDir) >= 12);
     const archive = join(folder.path, 'backup.tar.gz');
-    const result = await trefoil(['backup', '--dir', outDir, '--out', archive, '--json']);
+    const result = await look(['backup', '--dir', outDir, '--out', archive, '--json']);
     expect(result.code, result.stderr).toBe(0);
     const { checkpoints, files } = JSON.parse(result.stdout);
     expect(checkpoints).toHaveLength(1);
-    expect((await trefoil(['backup', '--dir', outDir, '--out', archive])).stderr).toContain('already exists');
+    expect((await look(['backup', '--dir', outDir, '--out', archive])).stderr).toContain('already exists');
     run.child.kill('SIGKILL');
     await run.end;
     const restored = join(folder.path, 'restored');
@@ -436,10 +433,10 @@ describe('a run that is going on', () => {
 
 describe('usage', () => {
   it('check trains a small run of its own', async () => {
-    const result = await trefoil(['check', '--run-synthetic', '--json']);
+    const result = await look(['check', '--run-synthetic', '--json']);
     expect(result.code, result.stdout + result.stderr).toBe(0);
     expect(rowsOf(result).rows.find(({ rule }) => rule === 'steps')).toMatchObject({ value: 60 });
-    const impossible = await trefoil(['check', '--run-synthetic', '--min-tps', '1e12']);
+    const impossible = await look(['check', '--run-synthetic', '--min-tps', '1e12']);
     expect(impossible.code).toBe(1);
   });
 
@@ -457,7 +454,7 @@ describe('usage', () => {
     mkdirSync(outDir);
     symlinkSync('training.csv', runPaths(outDir).training); // points to itself
     writeFileSync(runPaths(outDir).config, '');
-    const { rows } = rowsOf(await trefoil(['health', '--dir', outDir, '--json']));
+    const { rows } = rowsOf(await look(['health', '--dir', outDir, '--json']));
     expect(rows.find(({ rule }) => rule === 'files')).toMatchObject({
       level: 'yellow',
       value: expect.stringContaining('training.csv'),
@@ -492,7 +489,7 @@ describe('usage', () => {
   it('NSA_WATCH_* set thresholds, and bad values are refused by name', async () => {
     const { outDir } = prepare();
     mkdirSync(outDir);
-    const result = await trefoil(['health', '--dir', outDir], { env: { NSA_WATCH_GATE_ENTROPY_MIN: 'low' } });
+    const result = await look(['health', '--dir', outDir], { NSA_WATCH_GATE_ENTROPY_MIN: 'low' });
     expect(result.code).toBe(2);
     expect(result.stderr).toContain('NSA_WATCH_GATE_ENTROPY_MIN: "low" is not allowed');
   });

@@ -8,6 +8,7 @@ import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { stringify } from 'yaml';
+import { runCli } from '../src/cli/testing/run.js';
 import { readCsv, TRAINING_CSV } from '../src/run/logs/csv.js';
 import { readSection, tailHeartbeats } from '../src/run/logs/heartbeat.js';
 import { runPaths } from '../src/run/paths.js';
@@ -353,7 +354,7 @@ describe('what ranks on CPUs refuse', () => {
     [['launch', 'train', '--device', 'cpu', '--config', 'm7c_small_smoke'], 'number of ranks missing'],
     [['launch', '-n', '2', '--', 'train', '--stpes', '3'], '--stpes: unknown flag'],
   ])('%j', async (words, message) => {
-    const { code, stderr } = await trefoil(words);
+    const { code, stderr } = await runCli(words);
     expect(code).toBe(2);
     expect(stderr).toContain(message);
   });

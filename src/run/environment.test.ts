@@ -47,6 +47,7 @@ test('the commit is that of the folder; outside a repository it is null', () => 
   const git = (...words: string[]): string =>
     execFileSync('git', ['-C', folder, ...words], { encoding: 'utf8' }).trim();
   git('init', '-q', '-b', 'trunk');
+  expect(collectEnvironment({}, folder).git).toBeNull(); // no commit yet
   writeFileSync(join(folder, 'file'), 'one');
   git('add', 'file');
   git('-c', 'user.name=t', '-c', 'user.email=t@example.org', 'commit', '-q', '-m', 'first');
@@ -57,4 +58,6 @@ test('the commit is that of the folder; outside a repository it is null', () => 
   });
   writeFileSync(join(folder, 'file'), 'two');
   expect(collectEnvironment({}, folder).git?.dirty).toBe(true);
+  git('checkout', '-q', '--detach');
+  expect(collectEnvironment({}, folder).git?.branch).toBe('HEAD');
 });

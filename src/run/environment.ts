@@ -52,11 +52,16 @@ export function recordedVariables(environment: Variables): Record<string, string
   return recorded;
 }
 
+/** One call: a start of git takes longer than its answer. */
 function gitState(folder: string): RunEnvironment['git'] {
-  const commit = git(folder, 'rev-parse', 'HEAD');
-  if (commit === undefined) return null;
-  const branch = git(folder, 'rev-parse', '--abbrev-ref', 'HEAD') ?? 'unknown';
-  return { commit, branch, dirty: git(folder, 'status', '--porcelain', '--untracked-files=no') !== '' };
+  const status = git(folder, 'status', '--porcelain=v2', '--branch', '--untracked-files=no')?.split('\n') ?? [];
+  const header = (name: string) => status.find((line) => line.startsWith(`# ${name} `))?.slice(name.length + 3);
+  const commit = header('branch.oid');
+  if (commit === undefined || commit === '(initial)') return null;
+  const branch = header('branch.head') ?? 'unknown';
+  // As `git rev-parse --abbrev-ref HEAD` calls it.
+  const name = branch === '(detached)' ? 'HEAD' : branch;
+  return { commit, branch: name, dirty: status.some((line) => line !== '' && !line.startsWith('#')) };
 }
 
 /** The answer of git, or undefined: outside a repository, or without git, a run goes on all the same. */

@@ -25,7 +25,7 @@ export interface TinyOverrides {
   readonly train?: Section;
 }
 
-/** A model that trains a step in a few milliseconds, on text of its own. */
+/** A model that trains a step in a few milliseconds, on text of its own. One thread: others would mostly wait for work. */
 export function tinyConfig(outDir: string, overrides: TinyOverrides = {}): Config {
   return parseConfig({
     model: { dim: 32, n_layers: 2, n_heads: 4, n_kv_groups: 2, d_k: 8, d_v: 8, mlp_ratio: 2, ...overrides.model },
@@ -37,7 +37,7 @@ export function tinyConfig(outDir: string, overrides: TinyOverrides = {}): Confi
       ...(readsPath(overrides.data?.['source'] ?? 'text') && { path: writeText(outDir) }),
       ...overrides.data,
     },
-    runtime: { device: 'cpu', ...overrides.runtime },
+    runtime: { device: 'cpu', threads: 1, ...overrides.runtime },
     train: {
       steps: 12,
       seq_len: 64,

@@ -12,7 +12,6 @@ import type { HttpOptions } from './http.js';
 import { type HubRequest, hubAccess, listDataset } from './hub.js';
 import { isJsonlName } from './lines.js';
 import { countUnits, laneCount } from './order.js';
-import { inspectParquet } from './parquet.js';
 import { defaultCacheFolder } from './range-cache.js';
 import type { CorpusFile, CorpusSpec, FileKind } from './spec.js';
 
@@ -112,8 +111,10 @@ async function shareOut(
   const opener = new BlobOpener(spec);
   // Without shuffling one lane reads everything: a file is one part, and no footer is needed before its turn.
   const wanted = spec.shuffle && listed.length < FEW_FILES ? Math.ceil(WANTED_UNITS / listed.length) : 1;
-  const inspect = (file: Listed) =>
-    inspectParquet({ file: { ...file, parts: 1 }, part: 0, textField: spec.textField, opener });
+  const inspect = async (file: Listed) => {
+    const { inspectParquet } = await import('./parquet.js'); // when it is needed: it is large
+    return inspectParquet({ file: { ...file, parts: 1 }, part: 0, textField: spec.textField, opener });
+  };
   let largestBlock = 0;
   const files: CorpusFile[] = [];
   for (const file of listed) {
