@@ -44,53 +44,69 @@ const NO_DATA = layerOfTree({ data: { source: 'synthetic' } }, 'bench', () => 'b
 /** Tokens of a step on the GPU, whatever the length. */
 const GPU_TOKENS = 65_536;
 
-/** The default matrix of `bench train --device cuda`: S x kernel, always 65,536 tokens per step. */
-function gpuMatrix(env: Environment, choice: CaseChoice): TrainCase[] {
-  const { config } = loadConfig({ env, config: BASE });
-  const make = (length: number, kernel: SelectionKernel, attention: 'nsa' | 'dense'): TrainCase => ({
-    name: '125m',
-    config: parseConfig({
-      ...config,
-      model: { ...config.model, attention },
-      data: { ...config.data, tokenizer: 'gpt2' },
-      runtime: { ...config.runtime, precision: 'bf16', selection_kernel: kernel },
-      train: { ...config.train, seq_len: length, batch_size: Math.max(1, Math.floor(GPU_TOKENS / length)) },
-    }),
-  });
-  const wanted = choice.attention ?? 'nsa';
-  const lengths = choice.lengths ?? [...SHORT_LENGTHS, ...LONG_LENGTHS];
-  const sparse = lengths.flatMap((length) => {
-    const kernels = choice.kernels ?? (length <= 2048 ? (['adaptive', 'v1', 'v2'] as const) : (['adaptive'] as const));
-    return kernels.map((kernel) => make(length, kernel, 'nsa'));
-  });
-  const dense = lengths.map((length) => make(length, 'adaptive', 'dense'));
-  return [...(wanted === 'dense' ? [] : sparse), ...(wanted === 'nsa' ? [] : dense)];
+/** A model to time, and what it is timed with where the choice leaves it open. */
+interface Subject extends TrainCase {
+  readonly attentions: readonly Attention[];
+  readonly lengths: readonly number[];
+  batchSize(length: number): number;
+  kernels(length: number): readonly SelectionKernel[];
+}
+type Attention = Config['model']['attention'];
+
+/** A config as it is. */
+function subject(name: string, config: Config, attentions: readonly Attention[] = [config.model.attention]): Subject {
+  const { train, runtime } = config;
+  const batchSize = () => train.batch_size;
+  return { name, config, attentions, lengths: [train.seq_len], batchSize, kernels: () => [runtime.selection_kernel] };
 }
 
-/** Cases to time: configs by lengths and batch sizes. */
+/** The default matrix of `bench train --device cuda`: S x kernel, 65,536 tokens per step. */
+function gpuSubject(env: Environment, attentions: readonly Attention[] = ['nsa']): Subject {
+  const { data, runtime, ...rest } = namedConfig(BASE, env);
+  const config = { ...rest, data: { ...data, tokenizer: 'gpt2' }, runtime: { ...runtime, precision: 'bf16' as const } };
+  return {
+    ...subject('125m', config, attentions),
+    lengths: [...SHORT_LENGTHS, ...LONG_LENGTHS],
+    batchSize: (length) => Math.max(1, Math.floor(GPU_TOKENS / length)),
+    kernels: (length) => (length <= 2048 ? ['adaptive', 'v1', 'v2'] : ['adaptive']),
+  };
+}
+
+function subjects({ config, attention, device }: CaseChoice, env: Environment): Subject[] {
+  const attentions = attention === 'both' ? (['nsa', 'dense'] as const) : attention && [attention];
+  if (config !== undefined) return [subject(config, namedConfig(config, env), attentions)];
+  if (device === 'cuda') return [gpuSubject(env, attentions)];
+  const base = subject(BASE, namedConfig(BASE, env), attentions ?? ['nsa', 'dense']);
+  return attention === 'nsa' ? [base] : [base, subject(SMALL_GPT, smallGpt())];
+}
+
+/** Cases to time: models by attention, lengths, batch sizes and kernels. Each choice changes only what it names. */
 export function trainCases(choice: CaseChoice, env: Environment = {}): TrainCase[] {
-  if (choice.device === 'cuda' && choice.config === undefined && !choice.batchSizes) return gpuMatrix(env, choice);
-  const isMatrix = choice.config === undefined;
-  const name = choice.config ?? BASE;
-  const config = name === SMALL_GPT ? smallGpt() : loadConfig({ env, config: name, flags: NO_DATA }).config;
-  const attention = choice.attention ?? (isMatrix ? 'both' : config.model.attention);
-  const cases = (attention === 'both' ? (['nsa', 'dense'] as const) : [attention]).flatMap((kind) =>
-    (choice.lengths ?? [config.train.seq_len]).flatMap((length) =>
-      (choice.batchSizes ?? [config.train.batch_size]).flatMap((batch) =>
-        (choice.kernels ?? [config.runtime.selection_kernel]).map((kernel) => ({
-          name,
-          config: parseConfig({
-            ...config,
-            model: { ...config.model, attention: kind },
-            runtime: { ...config.runtime, selection_kernel: kernel },
-            train: { ...config.train, seq_len: length, batch_size: batch },
-          }),
-        })),
+  return subjects(choice, env).flatMap((model) => {
+    const { name, config } = model;
+    const make = (attention: Attention, seq_len: number, batch_size: number, selection_kernel: SelectionKernel) => ({
+      name,
+      config: parseConfig({
+        ...config,
+        model: { ...config.model, attention },
+        runtime: { ...config.runtime, selection_kernel },
+        train: { ...config.train, seq_len, batch_size },
+      }),
+    });
+    return model.attentions.flatMap((attention) =>
+      (choice.lengths ?? model.lengths).flatMap((length) =>
+        (choice.batchSizes ?? [model.batchSize(length)]).flatMap((batch) => {
+          // Dense attention has no selected branch: one case instead of one per kernel.
+          const kernels = attention === 'dense' ? [config.runtime.selection_kernel] : choice.kernels;
+          return (kernels ?? model.kernels(length)).map((kernel) => make(attention, length, batch, kernel));
+        }),
       ),
-    ),
-  );
-  const isWhole = isMatrix && attention !== 'nsa' && !choice.lengths && !choice.batchSizes;
-  return isWhole ? [...cases, { name: SMALL_GPT, config: smallGpt() }] : cases;
+    );
+  });
+}
+
+function namedConfig(name: string, env: Environment): Config {
+  return name === SMALL_GPT ? smallGpt() : loadConfig({ env, config: name, flags: NO_DATA }).config;
 }
 
 function smallGpt(): Config {

@@ -8,7 +8,7 @@ import { Tape } from '../tensor/tape.js';
 import { Tensor } from '../tensor/tensor.js';
 import { cpu } from '../testing/devices.js';
 import { measureTraining } from './train.js';
-import { caseLengths, caseShape, SMALL_GPT, type TrainCase, trainCases } from './train-cases.js';
+import { type CaseChoice, caseLengths, caseShape, SMALL_GPT, type TrainCase, trainCases } from './train-cases.js';
 import { kernelFlops } from './train-flops.js';
 import { TimedDevice } from './train-profile.js';
 
@@ -41,9 +41,49 @@ describe('cases', () => {
     expect(seen).toEqual(['nsa', 'dense'].flatMap((kind) => sizes.map((size) => `${kind} ${size}`)));
   });
 
+  it.each(['cpu', 'cuda'] as const)(
+    'have the same models and precision with --seq-len and --batch-size on %s',
+    (device) => {
+      const models = (choice: CaseChoice) => [
+        ...new Set(
+          trainCases({ device, ...choice }, {}).map(({ name, config }) =>
+            JSON.stringify([name, config.model, config.nsa, config.data.tokenizer, config.runtime.precision]),
+          ),
+        ),
+      ];
+      const sizes = [{ batchSizes: [1, 4] }, { lengths: [512] }, { batchSizes: [2], lengths: [512, 1024] }];
+      for (const size of sizes) {
+        expect(models(size)).toEqual(models({}));
+        expect(models({ ...size, attention: 'both' })).toEqual(models({ attention: 'both' }));
+      }
+    },
+  );
+
+  it('on a GPU are the 125m shape in bf16 with the GPT-2 vocabulary, 65,536 tokens per step', () => {
+    const seen = (choice: CaseChoice) =>
+      trainCases({ device: 'cuda', ...choice }, {}).map(({ name, config: { data, runtime, train } }) => {
+        expect([name, data.tokenizer, runtime.precision]).toEqual(['125m', 'gpt2', 'bf16']);
+        return `${train.seq_len}x${train.batch_size} ${runtime.selection_kernel}`;
+      });
+    const kernels = ['adaptive', 'v1', 'v2'];
+    expect(seen({})).toEqual([
+      ...['512x128', '1024x64', '2048x32'].flatMap((size) => kernels.map((kernel) => `${size} ${kernel}`)),
+      ...['8192x8', '32768x2', '65536x1'].map((size) => `${size} adaptive`),
+    ]);
+    expect(seen({ lengths: [2048], batchSizes: [1, 4], kernels: ['adaptive'] })).toEqual([
+      ...['2048x1 adaptive', '2048x4 adaptive'],
+    ]);
+    expect(seen({ lengths: [131_072] })).toEqual(['131072x1 adaptive']);
+    // Dense attention has no kernel of a selected branch to choose.
+    expect(seen({ lengths: [2048], attention: 'dense', kernels: ['v1', 'v2'] })).toEqual(['2048x32 adaptive']);
+  });
+
   it('follow the config by default', () => {
     expect(trainCases({ config: SMALL_GPT }, {}).map(({ config }) => config.model.attention)).toEqual(['dense']);
     expect(trainCases({ config: 'base' }, {}).map(({ config }) => config.model.attention)).toEqual(['nsa']);
+    expect(trainCases({ config: SMALL_GPT, attention: 'nsa' }, {}).map(({ config }) => config.model.attention)).toEqual(
+      ['nsa'],
+    );
     expect(trainCases({ attention: 'nsa' }, {})).toHaveLength(1);
     expect(() => trainCases({ config: 'nothing' }, {})).toThrow('nothing: no such file and no shipped config');
   });
