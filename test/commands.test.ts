@@ -184,7 +184,7 @@ const ROWS: Readonly<Record<string, () => Promise<void>>> = {
     expect(keys(result)).toEqual(['machine', 'device', 'threads', 'peak_gflops', 'rows']);
     expect(rowKeys(result)).toEqual([
       ...['config', 'attention', 'kernel', 'S', 'batch', 'tokens_per_s', 'ms_step', 'mfu', 'mfu_palm'],
-      ...['peak_mem_mib', 'params', 'layers'],
+      ...['peak_mem_mib', 'params', 'layers', 'precision', 'hfu'],
     ]);
   },
   'bench decode': async () => {

@@ -7,10 +7,10 @@ import { type Batch, packBatch } from '../data/batch.js';
 import { SyntheticSamples } from '../data/sources/synthetic.js';
 import type { CudaDevice } from '../device/cuda/cuda.js';
 import type { Device } from '../device/device.js';
-import { trainingFlops } from '../model/flops.js';
+import { recomputedFlops, trainingFlops } from '../model/flops.js';
 import { selectionKernel } from '../model/kernels.js';
 import { LanguageModel } from '../model/language-model.js';
-import { computeDtype } from '../model/shape.js';
+import { computeDtype, type Precision, stepPrecision } from '../model/shape.js';
 import { createStepper } from '../train/device-stepper.js';
 import { BatchUploader, createOptimizer, localContext, type Stepper } from '../train/step.js';
 import { median } from './timing.js';
@@ -28,12 +28,13 @@ export interface StepTime {
   readonly ms: number;
   /** Steps behind the median. */
   readonly steps: number;
-  /** Operations of one step in both conventions (model/flops.ts). */
-  readonly flops: { readonly used: number; readonly palm: number };
+  /** Operations of one step in both conventions (model/flops.ts); `executed` adds those of gradient checkpointing to `used`. */
+  readonly flops: { readonly used: number; readonly palm: number; readonly executed: number };
   /** Peak of tensors and kernel workspace. */
   readonly peakBytes: number;
   readonly params: number;
   readonly layers: number;
+  readonly precision: Precision;
 }
 
 /** How long to measure: at least `least` steps, more while they fit into `ms`. */
@@ -63,10 +64,13 @@ export function measureTraining(
 ): StepTime {
   return withStepper(device, benchCase, ({ stepper, batches, model }) => {
     const { config } = benchCase;
-    const { train } = config;
+    const { train, runtime } = config;
     const { shape } = model;
     const times = timeSteps(() => takeStep(stepper, batches, train.lr), device, budget, hooks);
-    const flops = trainingFlops(shape, caseLengths(benchCase));
+    const lengths = caseLengths(benchCase);
+    const { used, palm } = trainingFlops(shape, lengths);
+    const again = runtime.gradient_checkpointing ? recomputedFlops(shape, lengths, model.dtype === 'bf16') : 0;
+    const of = (operations: number) => operations * batches.length;
     return {
       attention: shape.attention,
       kernel: shape.attention === 'dense' ? 'tiled' : selectionKernel(config, device, train.seq_len),
@@ -74,10 +78,11 @@ export function measureTraining(
       batch: train.batch_size * batches.length,
       ms: median(times),
       steps: times.length,
-      flops: { used: flops.used * batches.length, palm: flops.palm * batches.length },
+      flops: { used: of(used), palm: of(palm), executed: of(used + again) },
       peakBytes: device.memory.peakBytes + ('scratchBytes' in device ? Number(device.scratchBytes) : 0),
       params: model.parameterCount,
       layers: shape.nLayers,
+      precision: stepPrecision(runtime, device.kind),
     };
   });
 }

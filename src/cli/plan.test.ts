@@ -23,7 +23,13 @@ describe('trefoil plan', () => {
       device: 'cuda',
       params: 155_475_120,
       attention: 'nsa',
-      step: { seq_len: 2048, batch_size: 32, accumulate_grad_batches: 1, gradient_checkpointing: false },
+      step: {
+        seq_len: 2048,
+        batch_size: 32,
+        accumulate_grad_batches: 1,
+        gradient_checkpointing: false,
+        precision: 'bf16',
+      },
       network: { per_node: 4, node_link_gbs: 450, link_gbs: 25, latency_us: 10 },
       parallel: { wire: 'f32', zero1: false, bucket_bytes: 16_777_216, overlap: true },
     });
@@ -41,6 +47,7 @@ describe('trefoil plan', () => {
       batch_size: 4,
       accumulate_grad_batches: 1,
       gradient_checkpointing: true,
+      precision: 'bf16',
     });
     const changed = await planned('--gpus', '1', '--seq-len', '8192', '--set', 'model.n_layers=24');
     expect(changed.step).toMatchObject({ seq_len: 8192, batch_size: 8 }); // 65,536 tokens, as measured

@@ -5,7 +5,7 @@ import { loadConfig } from '../config/load.js';
 import { createTokenizer } from '../data/tokenizer.js';
 import { UsageError } from '../errors.js';
 import { parameterCount } from '../model/memory.js';
-import { modelShape } from '../model/shape.js';
+import { modelShape, type Precision, stepPrecision } from '../model/shape.js';
 import { adviceFor, count, stopsOf } from '../plan/advice.js';
 import { readMeasured, SHIPPED, speedOf } from '../plan/measured.js';
 import { LINK_LATENCY, NODE_LATENCY, START_LATENCY } from '../plan/network.js';
@@ -91,6 +91,7 @@ function plan(options: Options, io: Io): void {
   const measured = readMeasured(options.measured ?? SHIPPED);
   const speed = speedOf(measured);
   const { planCase, name } = caseOf(options, io);
+  const precision = stepPrecision(planCase.config.runtime, speed.device);
   if (options.zero1 && planCase.config.train.optimizer === 'muon')
     throw new UsageError('--zero1: not possible with train.optimizer muon, which needs whole matrices; leave it out');
   const parallel = parallelOf(options);
@@ -104,12 +105,12 @@ function plan(options: Options, io: Io): void {
   const next = adviceFor({ planCase, speed, parallel, limits }, rows);
   if (options.json) {
     const machine = { machine: speed.machine, device: speed.device };
-    printJson(io, { ...machine, config: name, ...settings(planCase, parallel, options), rows, stops, next });
+    printJson(io, { ...machine, config: name, ...settings(planCase, precision, parallel, options), rows, stops, next });
     return;
   }
   const paragraph = (text: string, indent = '') =>
     io.out(indent + wrapText(text, io.width - 2 * indent.length).join(`\n${indent}${indent}`));
-  paragraph(`${title(planCase, name)}; measured on ${speed.machine}`);
+  paragraph(`${title(planCase, name)}, ${precision}; measured on ${speed.machine}`);
   paragraph(
     `${options.perNode} GPUs per node, ${options.nodeLink} GB/s inside, ${options.link} GB/s per GPU between nodes; ${how(options)}`,
   );
@@ -120,14 +121,19 @@ function plan(options: Options, io: Io): void {
 }
 
 /** The inputs of the prediction, for JSON. */
-function settings({ shape, config }: PlanCase, { wire, zero1, bucketBytes, overlap }: Parallel, options: Options) {
+function settings(
+  { shape, config }: PlanCase,
+  precision: Precision,
+  { wire, zero1, bucketBytes, overlap }: Parallel,
+  options: Options,
+) {
   const { seq_len, batch_size, accumulate_grad_batches } = config.train;
   const { gradient_checkpointing } = config.runtime;
   const { perNode: per_node, nodeLink: node_link_gbs, link: link_gbs, latency: latency_us } = options;
   return {
     params: parameterCount(shape),
     attention: shape.attention,
-    step: { seq_len, batch_size, accumulate_grad_batches, gradient_checkpointing },
+    step: { seq_len, batch_size, accumulate_grad_batches, gradient_checkpointing, precision },
     network: { per_node, node_link_gbs, link_gbs, latency_us },
     parallel: { wire, zero1, bucket_bytes: bucketBytes, overlap },
     limits: {

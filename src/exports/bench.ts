@@ -17,3 +17,4 @@ export type { StepHooks } from '../bench/train.js';
 export { measureTraining as benchTraining, type StepBudget, type StepTime } from '../bench/train.js';
 export { type CaseChoice, type TrainCase, trainCases } from '../bench/train-cases.js';
 export type { Environment as EnvironmentVariables } from '../environment.js';
+export type { Precision as StepPrecision } from '../model/shape.js';

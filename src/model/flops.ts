@@ -4,6 +4,7 @@
  * `palm` counts attention as if it were dense and not causal, the common convention of the PaLM paper, so that figures
  * can be compared with others'.
  */
+import { isKept } from '../ops/attention/fused/op.js';
 import { compressedCount } from '../ops/common/sequences.js';
 import { ITERATIONS } from '../ops/muon/reference.js';
 import { blockMatrices, phiMatrices, weightMatrices } from './memory.js';
@@ -32,6 +33,21 @@ export function muonFlops(shape: ModelShape): number {
     const [short, long] = [Math.min(rows, columns), Math.max(rows, columns)];
     return sum + ITERATIONS * count * 2 * short * short * (2 * long + short);
   }, 0);
+}
+
+/**
+ * Operations that gradient checkpointing adds to a pass over sequences of the given lengths: the forward pass of the blocks
+ * once more. The fused kernels keep the results of the compressed branch of long sequences instead.
+ */
+export function recomputedFlops(shape: ModelShape, lengths: readonly number[], isFused: boolean): number {
+  const { heads, dk, dv } = headShapeOf(shape);
+  const tokens = lengths.reduce((sum, length) => sum + length, 0);
+  const head = 2 * shape.vocabSize * shape.dim * tokens;
+  const forward = trainingFlops(shape, lengths).used / 3 - head;
+  if (!isFused || !isKept(Math.max(...lengths))) return forward;
+  const layers = layerShapes(shape).filter(({ attention }) => attention === 'nsa').length;
+  const pairs = lengths.reduce((sum, length) => sum + compressedPairs(length, sparseShapeOf(shape)), 0);
+  return forward - layers * 2 * (dk + dv) * heads * pairs;
 }
 
 /** Operations of one forward and backward pass over sequences of the given lengths. */

@@ -1,3 +1,11 @@
+/** Precision of the products of a training step. */
+export type Precision = 'fp32' | 'bf16' | 'fp8';
+
+export function stepPrecision(runtime: Pick<Config['runtime'], 'precision' | 'fp8'>, on: Device['kind']): Precision {
+  if (computeDtype(runtime, on) === 'f32') return 'fp32';
+  return runtime.fp8 ? 'fp8' : 'bf16';
+}
+
 /** What decides a model's parameters and maths: the `model` and `nsa` sections of a config with the vocabulary filled in. */
 import type { Config } from '../config/schema.js';
 import type { Device } from '../device/device.js';

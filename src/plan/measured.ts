@@ -2,13 +2,17 @@
  * The speed of one device, from the rows of `bench train --json`: operations per second of a forward and backward pass by
  * sequence length and tokens per micro-batch, without the launch cost. Interpolates between measured points over the
  * logarithm; beyond them, uses the nearest. The launch cost is the same for small and large batches.
+ *
+ * Rows of several models: the one with most rows is the base; the others say how much faster or slower layers of their size
+ * are computed, as a factor that is interpolated over the parameters per layer.
  */
 import { readFileSync } from 'node:fs';
 import { z } from 'zod';
 import type { Config } from '../config/schema.js';
 import type { DeviceKind } from '../device/device.js';
 import { UsageError } from '../errors.js';
-import { launchesOfPass } from './launches.js';
+import type { Precision } from '../model/shape.js';
+import { launchesOf, launchesOfPass } from './launches.js';
 
 const rowSchema = z.object({
   config: z.string(),
@@ -20,6 +24,10 @@ const rowSchema = z.object({
   params: z.number().int().positive(),
   /** Defaults to that of the 125m shape. */
   layers: z.number().int().positive().default(12),
+  /** Default: bf16 on a GPU, fp32 on a CPU. */
+  precision: z.enum(['fp32', 'bf16', 'fp8']).optional(),
+  /** With what gradient checkpointing computes again; default: nothing, `mfu`. */
+  hfu: z.number().positive().optional(),
 });
 
 const fileSchema = z.object({
@@ -32,18 +40,30 @@ const fileSchema = z.object({
 export type MeasuredFile = z.infer<typeof fileSchema>;
 type MeasuredRow = MeasuredFile['rows'][number];
 
+/** What the speed of a model depends on. */
+export interface MeasuredModel {
+  readonly attention: Config['model']['attention'];
+  readonly precision: Precision;
+  readonly params: number;
+  readonly layers: number;
+}
+
 export interface Speed {
   readonly machine: string;
   readonly device: DeviceKind;
   /** Operations per second, without launches and update, for micro-batches of `tokens` in sequences of `length`. */
-  rate(attention: Config['model']['attention'], length: number, tokens: number): number;
+  rate(model: MeasuredModel, length: number, tokens: number): number;
   /** Seconds of gradient norm and AdamW per parameter. */
   readonly updatePerParameter: number;
   /** Seconds per launch. */
   readonly perLaunch: number;
 }
 
-/** The shipped figures: bench/results/train-h200.json, measured with `bench train --device cuda`. */
+/**
+ * The shipped figures, measured with `bench train --device cuda`: of bench/results/train-h200-6.json, long sequences and the
+ * 1.3B model of train-h200-5.json, a million tokens in bf16 of train-long-h200.json, and of earlier builds the small batches
+ * of train-h200.json, train-h200-350m.json and train-h200-1.3b.json.
+ */
 export const SHIPPED = new URL('./h200.json', import.meta.url);
 
 /**
@@ -84,32 +104,67 @@ export function readMeasured(path: string | URL = SHIPPED): MeasuredFile {
 }
 
 export function speedOf(measured: MeasuredFile): Speed {
-  const updatePerParameter = UPDATE_PER_PARAMETER[measured.device];
-  const perLaunch = PER_LAUNCH[measured.device];
-  const rateOf = ({ attention, layers, mfu, ms_step, params }: MeasuredRow): number => {
+  const { machine, device } = measured;
+  const updatePerParameter = UPDATE_PER_PARAMETER[device];
+  const perLaunch = PER_LAUNCH[device];
+  const rateOf = ({ attention, layers, mfu, hfu = mfu, ms_step, params }: MeasuredRow): number => {
     const seconds = ms_step / 1e3;
     const passes = seconds - params * updatePerParameter;
-    if (passes <= 0) throw new UsageError(`${measured.machine}: a step of ${ms_step} ms is shorter than its update`);
-    const launching = Math.min(launchesOfPass(attention, layers) * perLaunch, MOST_LAUNCHING * passes);
-    return (mfu * measured.peak_gflops * 1e9 * seconds) / (passes - launching);
+    if (passes <= 0) throw new UsageError(`${machine}: a step of ${ms_step} ms is shorter than its update`);
+    const again = hfu > mfu ? layers * launchesOf(attention).blockAgain : 0;
+    const launching = Math.min((launchesOfPass(attention, layers) + again) * perLaunch, MOST_LAUNCHING * passes);
+    return (hfu * measured.peak_gflops * 1e9 * seconds) / (passes - launching);
   };
+  const rates = (rows: readonly MeasuredRow[]): Point[] => rows.map((row) => ({ row, value: rateOf(row) }));
   return {
-    machine: measured.machine,
-    device: measured.device,
+    machine,
+    device,
     updatePerParameter,
     perLaunch,
-    rate(attention, length, tokens) {
+    rate({ attention, precision, params, layers }, length, tokens) {
       const rows = measured.rows.filter((row) => row.attention === attention);
       if (rows.length === 0)
         throw new UsageError(`no ${attention} attention among the measured figures; give yours with --measured FILE`);
-      const lengths = [...new Set(rows.map(({ S }) => S))];
-      const curve = lengths.map((S) => {
-        const points = rows.filter((row) => row.S === S).map((row) => [row.batch * S, rateOf(row)] as const);
-        return [S, interpolate(best(points), tokens)] as const;
+      const [base, ...others] = byModel(ofPrecision(rows, precision, device)).map(rates);
+      const factors = others.map((points) => {
+        const relative = points.map(({ row, value }) => ({ row, value: value / at(base, row.S, row.batch * row.S) }));
+        return [layerSize(points[0].row), at(relative, length, tokens)] as const;
       });
-      return interpolate(curve, length);
+      const sizes = [[layerSize(base[0].row), 1] as const, ...factors];
+      return at(base, length, tokens) * interpolate(sizes, layerSize({ params, layers }));
     },
   };
+}
+
+interface Point {
+  readonly row: MeasuredRow;
+  readonly value: number;
+}
+
+const layerSize = ({ params, layers }: { params: number; layers: number }): number => params / layers;
+
+/** The rows of a precision; without any, those of the default precision, without those, all. */
+function ofPrecision(rows: MeasuredRow[], precision: Precision, device: DeviceKind): MeasuredRow[] {
+  const usual = device === 'cuda' ? 'bf16' : 'fp32';
+  const of = (wanted: Precision) => rows.filter((row) => (row.precision ?? usual) === wanted);
+  return [of(precision), of(usual), rows].find((found) => found.length > 0)!;
+}
+
+/** The rows of each model, the one with most of them first. */
+function byModel(rows: readonly MeasuredRow[]): MeasuredRow[][] {
+  const models = new Map<number, MeasuredRow[]>();
+  for (const row of rows) models.set(row.params, [...(models.get(row.params) ?? []), row]);
+  return [...models.values()].sort((a, b) => b.length - a.length);
+}
+
+/** The points at a length and a number of tokens: interpolated over the tokens of each length, then over the lengths. */
+function at(points: readonly Point[], length: number, tokens: number): number {
+  const lengths = [...new Set(points.map(({ row }) => row.S))];
+  const curve = lengths.map((S) => {
+    const own = points.filter(({ row }) => row.S === S).map(({ row, value }) => [row.batch * S, value] as const);
+    return [S, interpolate(best(own), tokens)] as const;
+  });
+  return interpolate(curve, length);
 }
 
 /** The fastest of several kernels for the same shape, which a run would use. */

@@ -3,9 +3,9 @@
  * network, and the part of it that the backward pass hides. The equations are in docs/explain/scaling.md.
  */
 import type { Config } from '../config/schema.js';
-import { muonFlops, trainingFlops } from '../model/flops.js';
+import { muonFlops, recomputedFlops, trainingFlops } from '../model/flops.js';
 import { blockTensors, parameterCount } from '../model/memory.js';
-import { layerShapes, type ModelShape } from '../model/shape.js';
+import { layerShapes, type ModelShape, stepPrecision } from '../model/shape.js';
 import { launchesOf } from './launches.js';
 import type { Speed } from './measured.js';
 import { allReduceSeconds, type Network, shardSeconds } from './network.js';
@@ -65,20 +65,23 @@ const WIRE_BYTES = { f32: 4, bf16: 2 } as const;
 const CONTROL_BYTES = 32;
 
 /**
- * Two thirds of the operations are the backward pass; checkpointing adds the forward pass of every block to it. Launch time
- * is added to the time of the operations: small kernels do not fill the GPU.
+ * Two thirds of the operations are the backward pass; checkpointing adds to it what it computes again. Launch time is added
+ * to the time of the operations: small kernels do not fill the GPU.
  */
 export function computeOf({ shape, config }: PlanCase, speed: Speed): Compute {
   const { train, runtime } = config;
   const lengths = new Array<number>(train.batch_size).fill(train.seq_len);
   const tokens = train.batch_size * train.seq_len;
   const { used } = trainingFlops(shape, lengths);
-  const perSecond = speed.rate(shape.attention, train.seq_len, tokens);
+  const parameters = parameterCount(shape);
+  const precision = stepPrecision(runtime, speed.device);
+  const model = { attention: shape.attention, precision, params: parameters, layers: shape.nLayers };
+  const perSecond = speed.rate(model, train.seq_len, tokens);
   const table = shape.vocabSize * shape.dim;
   const head = (6 * table * tokens) / perSecond;
   const block = (used / perSecond - head) / shape.nLayers;
-  const parameters = parameterCount(shape);
   const again = runtime.gradient_checkpointing ? 1 : 0;
+  const recomputed = again * (recomputedFlops(shape, lengths, precision !== 'fp32') / perSecond / shape.nLayers);
   const layers = layerShapes(shape);
   const part = (name: string, work: number, count: number, sizes: readonly number[]): ComputePart => {
     const launching = count * speed.perLaunch;
@@ -87,7 +90,7 @@ export function computeOf({ shape, config }: PlanCase, speed: Speed): Compute {
   const blocks = layers.map((layer, i) => {
     const { blockBackward, blockAgain } = launchesOf(layer.attention);
     const tensors = blockTensors(layer).reverse();
-    return part(`block ${i}`, ((2 + again) * block) / 3, blockBackward + again * blockAgain, tensors);
+    return part(`block ${i}`, (2 * block) / 3 + recomputed, blockBackward + again * blockAgain, tensors);
   });
   const launches = launchesOf(shape.attention);
   const forward = layers.reduce((sum, layer) => sum + launchesOf(layer.attention).block, launches.ends);

@@ -18,7 +18,7 @@ afterAll(() => rmSync(folder, { recursive: true }));
 const TINY = ['bench', 'train', '--config', config, '--steps', '2', '--threads', '1'];
 const COLUMNS = [
   ...['config', 'attention', 'kernel', 'S', 'batch', 'tokens_per_s', 'ms_step', 'mfu', 'mfu_palm'],
-  ...['peak_mem_mib', 'params', 'layers'],
+  ...['peak_mem_mib', 'params', 'layers', 'precision', 'hfu'],
 ];
 
 describe('bench train', () => {

@@ -45,7 +45,7 @@ const OPTIONS = {
   quick: flag('--quick', `two steps, and length ${QUICK_LENGTH} by default`),
   profile: flag('--profile', 'also print the time of every kernel'),
   json: jsonOption(
-    '{machine, device, threads, peak_gflops, rows: [{config, attention, kernel, S, batch, tokens_per_s, ms_step, mfu, mfu_palm, peak_mem_mib, params, layers}]}',
+    '{machine, device, threads, peak_gflops, rows: [{config, attention, kernel, S, batch, tokens_per_s, ms_step, mfu, mfu_palm, peak_mem_mib, params, layers, precision, hfu}]}',
   ),
   csv: csvOption(),
 };
@@ -69,8 +69,8 @@ attention in fp32, and ${SMALL_GPT}, the model of bench/peers. On CUDA: the
 32768 and 65536. --seq-len and --batch-size change the sequences alone, not the
 models or their precision. MFU counts 6 operations per matrix parameter and token and the
 visible (query, key) pairs; mfu_palm (--json, --csv) counts attention as dense
-and not causal. Both are relative to the measured peak. More:
-docs/benchmarks.md.
+and not causal; hfu counts what gradient checkpointing computes again. All are
+relative to the measured peak. More: docs/benchmarks.md.
 `;
 
 export const configure = configured(OPTIONS, (options, io) => runBlocking(() => bench(options, io)), HELP);
@@ -88,6 +88,9 @@ interface Row {
   readonly peak_mem_mib: number;
   readonly params: number;
   readonly layers: number;
+  readonly precision: string;
+  /** As `mfu`, with the operations that gradient checkpointing repeats. */
+  readonly hfu: number;
   /** With --profile only. */
   readonly profile?: readonly ProfileRow[];
 }
@@ -155,7 +158,8 @@ function measureCase(device: Device, benchCase: TrainCase, budget: StepBudget, p
 
 function rowOf({ name, time, profile }: Measured, peak: number): Row {
   const seconds = time.ms / 1000;
-  const { attention, kernel, S, batch, params, layers } = time;
+  const { attention, kernel, S, batch, params, layers, precision, flops } = time;
+  const share = (operations: number) => fixed(operations / seconds / peak, 4);
   return {
     config: name,
     attention,
@@ -164,18 +168,20 @@ function rowOf({ name, time, profile }: Measured, peak: number): Row {
     batch,
     tokens_per_s: fixed((batch * S) / seconds, 1),
     ms_step: fixed(time.ms, 3),
-    mfu: fixed(time.flops.used / seconds / peak, 4),
-    mfu_palm: fixed(time.flops.palm / seconds / peak, 4),
+    mfu: share(flops.used),
+    mfu_palm: share(flops.palm),
     peak_mem_mib: fixed(time.peakBytes / MIB, 1),
     params,
     layers,
+    precision,
+    hfu: share(flops.executed),
     ...(profile ? { profile } : {}),
   };
 }
 
 const COLUMNS = [
   ...(['config', 'attention', 'kernel', 'S', 'batch', 'tokens_per_s', 'ms_step', 'mfu', 'mfu_palm'] as const),
-  ...(['peak_mem_mib', 'params', 'layers'] as const),
+  ...(['peak_mem_mib', 'params', 'layers', 'precision', 'hfu'] as const),
 ];
 
 function rowTable(rows: readonly Row[], width: number): string {
