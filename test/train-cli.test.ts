@@ -1,6 +1,7 @@
 /** `trefoil train` as a person runs it: exit codes, faults, messages. */
 import { spawnSync } from 'node:child_process';
 import { existsSync, mkdirSync, readdirSync, readFileSync, truncateSync, writeFileSync } from 'node:fs';
+import { availableParallelism } from 'node:os';
 import { join } from 'node:path';
 import { setTimeout } from 'node:timers/promises';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
@@ -203,5 +204,25 @@ describe('trefoil train', () => {
     expect(find('train.lr')).toEqual({ key: 'train.lr', value: 0.01, origin: 'env NSA_LR' });
     expect(find('model.dim')!.origin).toContain('m7c_small_smoke');
     expect(find('train.eps')!.origin).toBe('default');
+  });
+});
+
+describe('an empty kernel cache', () => {
+  it('is filled by as many compilers as there are cores', async ({ skip }) => {
+    if (availableParallelism() === 1) skip('this machine has one core');
+    const { file } = prepare();
+    const [compiler, log] = [join(folder.path, 'compiler'), join(folder.path, 'log')];
+    // Each waits until another one has begun, then fails: compilers that run one after the other would wait in vain.
+    const script = `[ "$1" = --version ] && echo 1.0 && exit 0
+echo begun >> ${log}
+for i in $(seq 600); do [ $(wc -l < ${log}) -gt 1 ] && break; sleep 0.1; done
+wc -l < ${log} >&2
+exit 1`;
+    writeFileSync(compiler, `#!/bin/sh\n${script}\n`, { mode: 0o755 });
+    const env = { CXX: compiler, TREFOIL_CACHE: join(folder.path, 'cache') };
+    const { code, stderr } = await trefoil(['train', '--config', file], { env });
+    expect(code, stderr).not.toBe(0);
+    expect(readFileSync(log, 'utf8').split('\n').length, stderr).toBeGreaterThan(2);
+    expect(stderr).not.toMatch(/^1$/m);
   });
 });

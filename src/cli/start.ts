@@ -27,7 +27,7 @@ import { shellQuote, wrapText } from '../text.js';
 import { EXIT_CODES } from '../train/train.js';
 import { blockPicture } from './shared/block-picture.js';
 import { withDashboard } from './shared/dashboard-process.js';
-import { compileColdKernels, openDevice } from './shared/device.js';
+import { openDevice } from './shared/device.js';
 import type { Io } from './shared/io.js';
 import { plot } from './shared/plot.js';
 import { DEFAULT_WIDTH, formatTable, right } from './shared/table.js';
@@ -63,7 +63,6 @@ export async function run(argv: readonly string[], io: Io): Promise<number> {
   io.out(`Trefoil: ${steps} steps of a small model with Native Sparse Attention, on this machine's CPU.`);
   const again = io.env['npm_lifecycle_event'] === 'start' ? 'npm start' : 'npx trefoil start';
   io.out(`The whole run takes three minutes on two cores. Stop any time with Ctrl-C;\n${again} goes on from there.\n`);
-  if (config.runtime.device === 'cpu') await compileColdKernels(io.env);
   const resume = listCheckpoints(runPaths(outDir).checkpoints).length > 0 ? 'auto' : null;
   const request = { resume: line.resume ?? resume, save: line.save, say: io.out };
   const result = await withDashboard(line.dashboard, outDir, io.out, io, () => runTraining(config, request, io));

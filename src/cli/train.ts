@@ -17,7 +17,7 @@ import { openWorld, threadsOfRank, type World } from '../train/ranks/world.js';
 import type { SignalSource } from '../train/signals.js';
 import { EXIT_CODES, train } from '../train/train.js';
 import { withDashboard } from './shared/dashboard-process.js';
-import { type DeviceOptions, explainAuto, openDevice } from './shared/device.js';
+import { compileColdKernels, type DeviceOptions, explainAuto, openDevice } from './shared/device.js';
 import { type Io, isPipe } from './shared/io.js';
 import { fitFields, flagLines, formatTable, wrapped } from './shared/table.js';
 
@@ -140,6 +140,8 @@ export async function runTraining(
 ): Promise<TrainResult> {
   // Log files get the whole step line, which scripts parse; a terminal gets what fits.
   const say = (line: string) => print(io.stdout.isTTY ? fitLine(line, io.width) : line);
+  // Several ranks compile as they go: each waits for the others only when they exchange something.
+  if (identity === null) await compileColdKernels(config, io.env);
   const device = openDevice({ ...ownShare(identity, io), ...deviceOptions(config) });
   const timeoutSeconds = 60 * readTimeoutMinutes(io.env);
   const world = identity && (await openWorld(identity, device, { timeoutSeconds }));

@@ -1,4 +1,5 @@
 /** Opens the devices that a command requests. */
+import type { Config } from '../../config/schema.js';
 import { defaultCompilerOptions, KernelCompiler } from '../../device/cpu/compile.js';
 import { cudaAbsence, gpuCount } from '../../device/cuda/cuda.js';
 import type { Device, DeviceKind } from '../../device/device.js';
@@ -38,16 +39,27 @@ export function openDevice({ device, threads, gpu, deterministic = false }: Devi
   });
 }
 
-/** Kernels that a sparse model in one process does not use. */
-const RARE = new Set(['device/mpi', 'ops/attention/dense', 'ops/cast', 'ops/checksum']);
+/** Kernels that trainings in one process rarely use; they are compiled when they are. */
+const RARE = new Set(['device/mpi', 'ops/cast', 'ops/checksum']);
+
+/** Whether a training and generation with its model use a kernel on the CPU. */
+export function needsKernel({ model, train }: Pick<Config, 'model' | 'train'>, kernel: string): boolean {
+  if (kernel === 'ops/muon') return train.optimizer === 'muon';
+  if (kernel === 'ops/attention/dense') return model.attention === 'dense';
+  if (kernel.startsWith('ops/attention/') && !kernel.startsWith('ops/attention/decode/'))
+    return model.attention === 'nsa';
+  return !RARE.has(kernel);
+}
 
 /**
- * Compiles the kernels of training and generation at once if none has been compiled yet. This takes two thirds of the time
- * of compiling them one by one as they are needed.
+ * Compiles the kernels of a training on the CPU at once if none has been compiled yet. This takes two thirds of the time of
+ * compiling them one by one as they are needed.
  */
-export async function compileColdKernels(env: Io['env']): Promise<void> {
+export async function compileColdKernels(config: Config, env: Io['env']): Promise<void> {
+  const { device } = config.runtime;
+  if (device === 'cuda' || (device === 'auto' && cudaAbsence() === null)) return;
   const compiler = new KernelCompiler({ ...defaultCompilerOptions(env), progress });
-  if (compiler.isCold) await compiler.compileAll((kernel) => !RARE.has(kernel));
+  if (compiler.isCold) await compiler.compileAll((kernel) => needsKernel(config, kernel));
 }
 
 /** Explains the choice of `auto`. */
