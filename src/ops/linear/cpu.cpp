@@ -11,6 +11,7 @@ constexpr int64_t kDepthBlock = 512;  // k runs in slabs of at most this: A's bl
 constexpr int64_t kPanelChunk = 6;    // panels of one task; twice as many where every task packs its rows of A first
 constexpr int64_t kPackedRows = 32;   // rows of B one task packs
 constexpr int64_t kSmallProduct = 1 << 24;  // multiplications of a product that one thread of several computes
+constexpr int64_t kSetFloats = 512;   // of kDepthBlock rows so far apart, or a multiple, L2 holds no more than a part
 constexpr int64_t kFewestTasks = 4;   // smaller chunks rather than fewer tasks, as far as there are panels
 
 struct Operand {
@@ -101,7 +102,9 @@ void product(const Operand& a, const Operand& b, float* c, int64_t m, int64_t n,
     });
   const int64_t height = block_rows(m);
   const int64_t row_blocks = (m + height - 1) / height;
-  const bool pack_a = a.col != 1;
+  // A stored by columns, a weight gradient's, is packed if its rows would compete for the same few sets of L2, and where vectors
+  // are short: panels are narrow there and A is read more often.
+  const bool pack_a = a.col != 1 && (kLanes < 16 || a.col % kSetFloats == 0);
   const int64_t most = pack_a ? 2 * kPanelChunk : kPanelChunk;
   const int64_t chunk = std::clamp<int64_t>(row_blocks * panel_count / kFewestTasks, 1, most);
   const int64_t chunks = (panel_count + chunk - 1) / chunk;
@@ -124,7 +127,7 @@ void product(const Operand& a, const Operand& b, float* c, int64_t m, int64_t n,
         const float* added = plus != nullptr && is_last ? plus + (out - c) : nullptr;
         const int64_t count = std::min<int64_t>(kPanel, n - p * kPanel);
         const auto run = k0 == 0 && !accumulate ? multiply_panel<Into::kOverwrite> : multiply_panel<Into::kAdd>;
-        run(rows, rows_of_a, a.row, a.col, pack_a, panel(p, k0), out, n, count, size, {next, p == p0 && !pack_a, added});
+        run(rows, rows_of_a, a.row, a.col, pack_a, panel(p, k0), out, n, count, size, {next, p == p0 && a.col == 1, added});
       }
     }
   });
