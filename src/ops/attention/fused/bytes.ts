@@ -50,7 +50,7 @@ export function fusedBytes(
   const compressedAndWindow = packed * (plan.compressedTiles + plan.tokenTiles(64));
   const lists = INT * (plan.choices + 3 * plan.lists * plan.stretches + plan.lists + 2 * plan.forwardItems);
   const inTile = unionTokens(shape, BUILD, sharedLimit(90));
-  const limits = selectedLimits(shape, inTile, gatherRefusal(shape, BUILD, 90) === null);
+  const limits = selectedLimits(shape, inTile, gatherRefusal(shape, BUILD, 90, plan.longest) === null);
   const partial = !mayUseOuter(options.path, shape, limits, plan.longest) ? 0 : plan.partialRows * (BF16 * dv + FLOAT);
   const keys = plan.compressed * groups;
   const parts = Math.max(plan.compressedChunks * keys, plan.backwardItems * lSel);

@@ -63,7 +63,7 @@ export class FusedBatch {
     this.shape = shape;
     this.build = build;
     this.multiprocessors = cuda.multiprocessors;
-    this.#gatherRefusal = gatherRefusal(shape, build, cuda.architecture);
+    this.#gatherRefusal = gatherRefusal(shape, build, cuda.architecture, tokens.longest);
     this.limits = selectedLimits(shape, union, this.#gatherRefusal === null);
     this.tokenStarts = tokens.offsets;
     this.compressedStarts = blocks.offsets;

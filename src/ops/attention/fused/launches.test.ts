@@ -121,6 +121,9 @@ describe('launches of the fused kernels', () => {
     const short = all.filter((name) => name !== 'selected_outer');
     expect(names(launched('adaptive', [8192]))).toEqual([...BEGINNING, ...short]);
     expect(names(launched('adaptive', [36 * 64]))).toEqual([...BEGINNING, 'selected_union']);
+    const long = all.filter((name) => name !== 'selected_gather');
+    expect(names(launched('adaptive', [262_145]))).toEqual([...BEGINNING, ...long]);
+    expect(() => launched('gather', [262_145])).toThrow('tile-gather takes sequences of up to 262144 tokens');
     expect(names(launched('gather'))).toEqual([...BEGINNING, 'selected_dense', 'selected_gather']);
     expect(find(launched('gather'), 'selected_gather')).toMatchObject({
       shape: { grid: [52 + 1 + 8, 2], block: 544 },

@@ -183,7 +183,8 @@ describe('sizes', () => {
 
 describe('tile-gather', () => {
   it('is for Hopper, heads and blocks of 64, up to 6 heads a group and 16 blocks a token', () => {
-    const refusal = (shape: FusedShape, build = SHARED, architecture = 90) => gatherRefusal(shape, build, architecture);
+    const refusal = (shape: FusedShape, build = SHARED, architecture = 90, longest = 8192) =>
+      gatherRefusal(shape, build, architecture, longest);
     expect(refusal(PAPER)).toBeNull();
     expect(refusal(PAPER, SHARED, 100)).toContain('Hopper');
     expect(refusal(PAPER, { ...SHARED, mmaSync: true })).toContain('Hopper');
@@ -191,6 +192,8 @@ describe('tile-gather', () => {
     expect(refusal(shaped({}, { lSel: 32 }))).toContain('of 64');
     expect(refusal(shaped({ heads: 16, groups: 1 }))).toContain('6 heads');
     expect(refusal(shaped({}, { nSel: 17 }))).toContain('16 blocks');
+    expect(refusal(PAPER, SHARED, 90, 262_144)).toBeNull();
+    expect(refusal(PAPER, SHARED, 90, 262_145)).toContain('up to 262144 tokens');
   });
 
   it('leaves nothing to KV-outer up to 8,192 tokens', () => {
@@ -200,6 +203,11 @@ describe('tile-gather', () => {
     expect(mayUseOuter('adaptive', PAPER, selectedLimits(PAPER, 21, false), 3201)).toBe(true);
     expect(mayUseOuter('outer', PAPER, limits, 100)).toBe(true);
     expect(mayUseOuter('gather', PAPER, limits, 65_536)).toBe(false);
+  });
+
+  it('has room for the masks of all candidates in its ring: three words for each', () => {
+    const ring = 4 * packedTileBytes({ ...PAPER.heads, groups: 1 });
+    expect((262_144 / 64) * 3 * 4).toBeLessThanOrEqual(ring);
   });
 
   it('fits the shared memory wherever it is not refused', () => {

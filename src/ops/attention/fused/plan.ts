@@ -97,13 +97,23 @@ export function mayUseOuter(path: string, shape: FusedShape, limits: SelectedLim
   return path === 'outer' || (path === 'adaptive' && Math.ceil(longest / shape.sparse.lSel) > limit);
 }
 
-/** Why there is no tile-gather for this shape on a GPU of this architecture, or null. */
-export function gatherRefusal({ heads, sparse }: FusedShape, build: FusedBuild, architecture: number): string | null {
+/** Selection blocks of a sequence up to which tile-gather runs: their masks must fit its ring of keys and values. */
+const MOST_GATHER_BLOCKS = 4096;
+
+/** Why there is no tile-gather for this shape and length on a GPU of this architecture, or null. */
+export function gatherRefusal(
+  { heads, sparse }: FusedShape,
+  build: FusedBuild,
+  architecture: number,
+  longest: number,
+): string | null {
   if (architecture !== 90 || build.mmaSync || build.queryMajor) return 'tile-gather is for Hopper';
   const supported = heads.dk === 64 && heads.dv === 64 && sparse.lSel === 64;
   if (!supported) return 'tile-gather needs head sizes and selection blocks of 64';
   if (headsPerGroup(heads) > 6) return 'tile-gather needs at most 6 heads a group';
-  return sparse.nSel > 16 ? 'tile-gather needs at most 16 blocks a token' : null;
+  if (sparse.nSel > 16) return 'tile-gather needs at most 16 blocks a token';
+  const most = MOST_GATHER_BLOCKS * sparse.lSel;
+  return longest > most ? `tile-gather takes sequences of up to ${most} tokens, not ${longest}` : null;
 }
 
 export function fusedMacros({ heads, sparse }: FusedShape, build: FusedBuild, unionTokens: number): Macros {

@@ -25,6 +25,7 @@ constexpr int GATHER_STEPS_OF_BLOCK = (64 + GATHER_TOKENS - 1) / GATHER_TOKENS;
 constexpr int GATHER_PARTS =
     2;  // of a row of sums: a warpgroup adds to the second while the next one adds to the first
 static_assert(GATHER_CHOICES < 1024, "three counts share a word");
+static_assert(4096 * 3 * 4 <= GATHER_STAGES * PACKED, "masks of 4,096 blocks fit the ring");
 static_assert(GATHER_STEPS_OF_BLOCK < 32, "arrivals of a step are five bits");
 
 // Shared memory, after the ring of keys and values.
@@ -95,6 +96,7 @@ __device__ __forceinline__ void gather_queries(const GatherTile& tile) {
 
 // Lists the union's blocks, the tokens that chose each, and the steps. choices: this thread's blocks, 0 for none;
 // token_of(i): the token of the i-th. masks: for each of the candidates 0 ... blocks - 1 two zero words, then a word.
+// They are in the ring, so the host allows up to 4,096 blocks (gatherRefusal).
 template <int COUNT, class TokenOf> __device__ __forceinline__ void gather_lists(Gather& g, u32* masks,
                                                                                  const int (&choices)[COUNT],
                                                                                  TokenOf token_of, int blocks) {
