@@ -67,10 +67,10 @@ attention in fp32, and ${SMALL_GPT}, the model of bench/peers. On CUDA: the
 125m shape in bf16 with the GPT-2 vocabulary, 65,536 tokens per step, at 512,
 1024 and 2048 tokens with each kernel of the selected branch, then at 8192,
 32768 and 65536. --seq-len and --batch-size change the sequences alone, not the
-models or their precision. MFU counts 6 operations per matrix parameter and token and the
-visible (query, key) pairs; mfu_palm (--json, --csv) counts attention as dense
-and not causal; hfu counts what gradient checkpointing computes again. All are
-relative to the measured peak. More: docs/benchmarks.md.
+models or their precision. MFU counts 6 operations per matrix parameter and
+token and the visible (query, key) pairs; mfu_palm (--json, --csv) counts
+attention as dense and not causal; hfu counts what gradient checkpointing
+computes again. All are relative to the measured peak. More: docs/benchmarks.md.
 `;
 
 export const configure = configured(OPTIONS, (options, io) => runBlocking(() => bench(options, io)), HELP);

@@ -41,6 +41,7 @@ __device__ __forceinline__ void take_best(const int* order, int count, int* kept
     most = max(most, own[n]);
   }
   int limit = 0;
+  __syncwarp();  // another lane may still read `kept` in a call before
   if (ROOM < 32) {
     kept[lane] = most;
     __syncwarp();
