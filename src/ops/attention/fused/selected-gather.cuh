@@ -22,8 +22,8 @@ constexpr int GATHER_TOKENS = 64 / HPG;  // of a step
 constexpr int GATHER_ROWS = 64 * HPG;    // of a tile; one more stands for the rows that a step does not have
 constexpr int GATHER_CHOICES = 64 * (SEL_N > 3 ? SEL_N - 3 : 1);
 constexpr int GATHER_STEPS_OF_BLOCK = (64 + GATHER_TOKENS - 1) / GATHER_TOKENS;
-constexpr int GATHER_PARTS =
-    2;  // of a row of sums: a warpgroup adds to the second while the next one adds to the first
+// Parts of a row of sums: a warpgroup adds to the second while the next one adds to the first.
+constexpr int GATHER_PARTS = 2;
 static_assert(GATHER_CHOICES < 1024, "three counts share a word");
 static_assert(4096 * 3 * 4 <= GATHER_STAGES * PACKED, "masks of 4,096 blocks fit the ring");
 static_assert(GATHER_STEPS_OF_BLOCK < 32, "arrivals of a step are five bits");
