@@ -155,8 +155,8 @@ template <class X> static inline void write_shared(int rank, X* own, X value) { 
 struct Expected { int arrivals, bytes; };
 static inline void exchange_begin(unsigned long long* own, int arrivals, int bytes) { *(Expected*)own = {arrivals, bytes}; }
 static inline void exchange_arrive(unsigned long long* own, int rank) { ((Expected*)shared_of(rank, own))->arrivals--; }
-// A store on its way to another block. Stores arrive late and in any order, and until then their place holds a NaN: whoever
-// reads it without waiting for the exchange finds that.
+// A store on its way to another block. Stores arrive late and in any order, and until then their place holds a NaN, which a
+// reader that does not wait for the exchange finds.
 struct Message { char* to; Expected* exchange; int block, size; char bytes[16]; };
 static std::vector<Message> messages;
 static inline void deliver(int most) {

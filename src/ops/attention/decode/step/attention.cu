@@ -565,8 +565,8 @@ step_attention(const bf16* projection, const float* logits, const float* bias, c
   if (!SPREAD && ranks && !WINDOW_MEANWHILE) offer_candidates(s, ranked, scores, position);
   if (ranks) exchange_wait(&s.exchanges[CANDIDATES]);
   int* const list = chosen + pair * SEL_N;
-  // After the barrier that ends this, partial results of the first branch can be overwritten: until then a warp may merge
-  // them, because an exchange is no barrier of the block.
+  // After the barrier that ends this, partial results of the first branch can be overwritten: until then a warp may
+  // merge them, because an exchange is no barrier of the block.
   if (parts & SELECTION) {
     select_blocks(s, position);
   } else {
