@@ -61,8 +61,8 @@ export interface Speed {
 
 /**
  * The shipped figures, measured with `bench train --device cuda`: of bench/results/train-h200-6.json, long sequences and the
- * 1.3B model of train-h200-5.json, a million tokens in bf16 of train-long-h200.json, and of earlier builds the small batches
- * of train-h200.json, train-h200-350m.json and train-h200-1.3b.json.
+ * 1.3B model of train-h200-5.json, and of earlier builds the small batches of train-h200.json, train-h200-350m.json and
+ * train-h200-1.3b.json.
  */
 export const SHIPPED = new URL('./h200.json', import.meta.url);
 

@@ -207,7 +207,7 @@ export function gatherShared({ heads, sparse }: FusedShape): number {
   return ring + (rows + 8) * (128 + 3 * 4) + (rows + 1) * 256 + 8 * STAGES * 2 + 16 * 4 + choices * 8 + 8 + 1024;
 }
 
-/** Dynamic shared memory of every kernel that has any but tile-gather, by the name of its EXPORT. */
+/** Dynamic shared memory of the kernels (of tile-gather: `gatherShared`), by the name of their EXPORT. */
 export function sharedBytes(shape: FusedShape, build: FusedBuild, unionTokens: number) {
   const { heads, sparse } = shape;
   const { forward, backward, queryGradient } = windowShared(heads);

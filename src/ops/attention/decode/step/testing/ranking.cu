@@ -30,7 +30,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) count_candidates(const int
   }
 }
 
-// By one warp, at most 32 OWN candidates: taken [TAKEN] numbers in `order`, -1 where there is none.
+// One warp ranks order[0 ... count), at most 32 * OWN candidates. taken [TAKEN]: their indices, best first, then -1.
 constexpr int OWN = 7;
 extern "C" __global__ void __launch_bounds__(32) take_candidates(const int* order, int count, int* taken) {
   extern __shared__ float4 shared_memory[];
