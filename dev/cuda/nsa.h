@@ -114,8 +114,8 @@ struct Batch {
   Kernels* k;
   int B, T, Tc, NB, longest, blocks_longest;
   std::vector<int> cu, cu_cmp, cu_blocks;
-  Buffer<int> d_cu, d_cmp, d_blocks, selected, counts, begins, totals, places, plan, served, offsets, ranks, fitems,
-      bitems;
+  Buffer<int> d_cu, d_cmp, d_blocks, selected, counts, begins, totals, places, plan, served, largest, offsets, ranks,
+      fitems, bitems;
   Buffer<uint16_t> q, kc, vc, ks, vs, kw, vw, d_out, oc, os, ow, out, partial, shares, dq16, dkc16, dvc16, dks16, dvs16,
       dkw, dvw;
   Buffer<float> gates, lc, ls, lw, partial_lse, d_gates, delta, shift, dkc, dvc, dks, dvs, dkc_parts, dvc_parts,
@@ -157,7 +157,7 @@ struct Batch {
     const size_t lists_ = (size_t)NB * s.G;
     selected.make(t * s.G * s.n), counts.make(lists_ * stretches), begins.make(lists_ * stretches),
         places.make(lists_ * stretches), totals.make(lists_);
-    plan.make(number("select", "select_plan_words")), served.make(3), served.zero();
+    plan.make(number("select", "select_plan_words")), served.make(3), served.zero(), largest.make(NB * s.G);
     offsets.make(2 * (lists_ + 1)), ranks.make(t * s.G * s.n);
     forward_items_max =
         (int)(t * s.G * s.n / number("select", "select_forward_chunk") + std::min(lists_ * stretches, t * s.G * s.n));
@@ -187,8 +187,8 @@ struct Batch {
     dks_parts.make((size_t)backward_items_max * s.ls * s.Dk), dvs_parts.make((size_t)backward_items_max * s.ls * s.Dv);
   }
   void drop() {
-    for (auto* b : {&d_cu, &d_cmp, &d_blocks, &selected, &counts, &begins, &totals, &places, &plan, &served, &offsets,
-                    &ranks, &fitems, &bitems})
+    for (auto* b : {&d_cu, &d_cmp, &d_blocks, &selected, &counts, &begins, &totals, &places, &plan, &served, &largest,
+                    &offsets, &ranks, &fitems, &bitems})
       b->drop();
     for (auto* b : {&q,   &kc,      &vc,     &ks,   &vs,    &kw,    &vw,    &d_out, &oc,  &os, &ow,
                     &out, &partial, &shares, &dq16, &dkc16, &dvc16, &dks16, &dvs16, &dkw, &dvw})
@@ -219,7 +219,9 @@ struct Batch {
   void pack_compressed() {
     k->launch("compressed", "compressed_pack", dim3(cmp_tiles(), s.G), 256, 0, kc.p, vc.p, pc.p, d_cmp.p, B);
   }
-  void pack_selected() { k->launch("selected", "selected_pack", dim3(NB, s.G), 256, 0, ks.p, vs.p, ps.p, d_cu.p, B); }
+  void pack_selected() {
+    k->launch("selected", "selected_pack", dim3(NB, s.G), 256, 0, ks.p, vs.p, ps.p, largest.p, d_cu.p, B);
+  }
   void pack_window() {
     k->launch("window", "window_pack", dim3(token_tiles(64), s.G), 256, 0, kw.p, vw.p, pw.p, d_cu.p, B);
   }
@@ -246,7 +248,7 @@ struct Batch {
     if (items) finish(0, 0, grid, 0);
   }
   // The parts of select_finish: blocks that choose, that write items, that write lists.
-  void finish(int choice, int choosers, int itemizers, int listers, float limit = 36, float gather_limit = 128) {
+  void finish(int choice, int choosers, int itemizers, int listers, float limit = 36, float gather_limit = 150) {
     if (!has_gather()) limit = limit == 36 ? 50 : limit, gather_limit = 0;
     k->launch("select", "select_finish", dim3(choosers + itemizers + listers), 256, 8 * words() * 4, selected.p,
               ranks.p, offsets.p, begins.p, places.p, plan.p, fitems.p, bitems.p, lists.p, d_cu.p, d_blocks.p, B,
@@ -267,7 +269,7 @@ struct Batch {
   int words() const { return (blocks_longest + 31) / 32; }
   // 0 adaptive, 1 tile-union, 2 KV-outer, 3 tile-gather, 4 stretches in turn; limits: blocks of the mean union up to
   // which tile-union and tile-gather are faster
-  void choose(int choice, float limit = 36, float gather_limit = 128) {
+  void choose(int choice, float limit = 36, float gather_limit = 150) {
     const int from = number("select", "select_plan_unions");
     CUDA(cudaMemsetAsync(plan.p + from, 0, (plan.n - from) * 4, k->stream));
     finish(choice, choosers(), 0, 0, limit, gather_limit);
@@ -298,8 +300,8 @@ struct Batch {
   void gather(bool combined) {  // the chosen blocks where tile-gather works
     if (!has_gather()) return;
     k->launch("selected", "selected_gather", dim3(NB, s.G), number("selected", "selected_gather_threads"),
-              number("selected", "selected_gather_shared"), q.p, ps.p, selected.p, oc.p, ow.p, gates.p, os.p, ls.p,
-              combined ? out.p : (uint16_t*)nullptr, plan.p, served.p, d_cu.p, B, stretch);
+              number("selected", "selected_gather_shared"), q.p, ps.p, selected.p, oc.p, ow.p, gates.p, largest.p, os.p,
+              ls.p, combined ? out.p : (uint16_t*)nullptr, plan.p, served.p, d_cu.p, B, stretch);
   }
   void selected_all(bool combined) {
     dense(), union_(combined), outer(combined), gather(combined);

@@ -13,7 +13,7 @@ import { exportedBy, RecordingCuda } from '../testing/recording-cuda.js';
 import { type Launches, launchesOf, launchesOfPass } from './launches.js';
 
 /** Long enough for every kernel of the selected branch. */
-const LENGTH = 8256;
+const LENGTH = 9664;
 
 /** Real launchers, which only count. */
 class CountingCuda extends RecordingCuda {

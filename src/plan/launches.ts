@@ -1,7 +1,7 @@
 /**
  * Number of kernels that a pass over a micro-batch launches on a GPU in bf16; independent of the batch size. A launch has a
  * cost even inside a graph, which bounds the speed of small batches. A test counts the launches of the real model. Short
- * sequences take fewer per layer of sparse attention: three of up to 36 selection blocks, one of up to 128. Counted on
+ * sequences take fewer per layer of sparse attention: three of up to 36 selection blocks, one of up to 150. Counted on
  * Hopper with heads of 64; elsewhere there is one kernel less (tile-gather).
  */
 import type { LayerShape, ModelShape } from '../model/shape.js';

@@ -124,6 +124,28 @@ static inline unsigned short to_bf16(float x) {
 }
 static inline float from_bf16(unsigned x) { return bits<float>((x & 0xffff) << 16); }
 
+// fp16: a sign, five bits of an exponent, ten of a fraction.
+static inline unsigned short to_f16(double x) {
+  const unsigned sign = std::signbit(x) ? 0x8000 : 0;
+  const double size = std::fabs(x);
+  if (x != x) return 0x7fff;
+  if (size >= 65520) return sign | 0x7c00;
+  int exponent = size < std::ldexp(1, -14) ? -14 : std::ilogb(size);
+  int steps = (int)std::nearbyint(std::ldexp(size, 10 - exponent));  // of the last digit
+  if (steps == 2048) steps = 1024, exponent++;
+  return sign | (steps < 1024 ? steps : (exponent + 15) << 10 | (steps - 1024));
+}
+static inline float from_f16(unsigned x) {
+  const int exponent = x >> 10 & 31, fraction = x & 1023;
+  const float size = exponent == 31  ? (fraction ? NAN : INFINITY)
+                     : exponent == 0 ? std::ldexp((float)fraction, -24)
+                                     : std::ldexp((float)(1024 + fraction), exponent - 25);
+  return x & 0x8000 ? -size : size;
+}
+template <class F> static inline unsigned pairwise_f16(unsigned a, unsigned b, const F& f) {
+  return to_f16(f(from_f16(a), from_f16(b))) | (unsigned)to_f16(f(from_f16(a >> 16), from_f16(b >> 16))) << 16;
+}
+
 // d [16,8] += a [16,16] b [16,8], by the definition of the fragments of mma.m16n8k16.
 static inline void product(float* d, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
   Warp& all = warp();

@@ -48,7 +48,7 @@ export function fusedBytes(
   const rows = plan.tokens * heads;
   const packed = packedTileBytes(shape.heads);
   const compressedAndWindow = packed * (plan.compressedTiles + plan.tokenTiles(64));
-  const lists = INT * (plan.choices + 3 * plan.lists * plan.stretches + plan.lists + 2 * plan.forwardItems);
+  const lists = INT * (plan.choices + 3 * plan.lists * plan.stretches + 2 * plan.lists + 2 * plan.forwardItems);
   const inTile = unionTokens(shape, BUILD, sharedLimit(90));
   const limits = selectedLimits(shape, inTile, gatherRefusal(shape, BUILD, 90, plan.longest) === null);
   const partial = !mayUseOuter(options.path, shape, limits, plan.longest) ? 0 : plan.partialRows * (BF16 * dv + FLOAT);

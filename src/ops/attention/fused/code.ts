@@ -143,9 +143,10 @@ export class FusedBatch {
     this.launch('compressed', 'compressed_pack', shape, keys, values, packed, this.compressedStarts, this.sequences);
   }
 
-  packSelected(keys: Tensor, values: Tensor, packed: Tensor): void {
+  /** `largest`: for the largest magnitude of each block's values, which tile-gather reads. */
+  packSelected(keys: Tensor, values: Tensor, packed: Tensor, largest: Tensor): void {
     const shape = { grid: [this.plan.blocks, this.groups], block: 256 } as const;
-    this.launch('selected', 'selected_pack', shape, keys, values, packed, this.tokenStarts, this.sequences);
+    this.launch('selected', 'selected_pack', shape, keys, values, packed, largest, this.tokenStarts, this.sequences);
   }
 
   packWindow(keys: Tensor, values: Tensor, packed: Tensor): void {

@@ -235,12 +235,14 @@ __device__ __forceinline__ bool find_place(const int* cu_seqlens, int sequences,
 }
 
 // Keys and values are packed once per pass into what the tensor cores read: per (tile, group) PK panels of
-// keys, then PV of values, so that a tile is one contiguous copy. `unit` rows a tile, zeros after them.
+// keys, then PV of values, so that a tile is one contiguous copy. `unit` rows a tile, zeros after them. Returns the
+// largest magnitude of the values that the thread packed, as bits of a bf16.
 constexpr int PACKED = (PK + PV) * PANEL;  // bytes of a packed tile
-template <int UNIT> __device__ __forceinline__ void pack_tile(const bf16* k, const bf16* v, unsigned char* packed,
-                                                              const int* cu, int sequences) {
+template <int UNIT> __device__ __forceinline__ u32 pack_tile(const bf16* k, const bf16* v, unsigned char* packed,
+                                                             const int* cu, int sequences) {
   Place place;
-  if (!find_place(cu, sequences, blockIdx.x, [](int length) { return (length + UNIT - 1) / UNIT; }, place)) return;
+  if (!find_place(cu, sequences, blockIdx.x, [](int length) { return (length + UNIT - 1) / UNIT; }, place)) return 0;
+  u32 largest = 0;
   unsigned char* const to = packed + ((i64)blockIdx.x * GROUPS + blockIdx.y) * PACKED;
   for (int c = threadIdx.x; c < 64 * (PK + PV) * 8; c += blockDim.x) {
     const int panel = c / 512, r = c / 8 % 64, chunk = c % 8, token = place.tile * UNIT + r;
@@ -249,5 +251,11 @@ template <int UNIT> __device__ __forceinline__ void pack_tile(const bf16* k, con
     if (r < UNIT && token < place.length && column < size)
       x = *(const uint4*)((panel < PK ? k : v) + ((i64)(place.first + token) * GROUPS + blockIdx.y) * size + column);
     *(uint4*)(to + panel * PANEL + swizzle(r, chunk)) = x;
+    if (panel >= PK) {
+      const u32 words[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+      for (int i = 0; i < 4; i++) largest = max(largest, max(words[i] & 0x7fff, words[i] >> 16 & 0x7fff));
+    }
   }
+  return largest;
 }

@@ -1,6 +1,7 @@
 /** joint_gradients, compressed_forward, selected_union and selected_gather on the thread emulator, by mma.sync, against float64. */
 import { describe, expect, it } from 'vitest';
 import type { CudaCode } from '../../../device/cuda/runtime.js';
+import { float32ToBfloat16 } from '../../../tensor/bfloat16.js';
 import { Tape } from '../../../tensor/tape.js';
 import type { Tensor } from '../../../tensor/tensor.js';
 import { type AttentionCase, randomInputs, starts, upload } from '../../../testing/attention.js';
@@ -276,7 +277,8 @@ describe.each(UNIONS)('window and selected branch by tile-union: $name', (exampl
     const pack = (packing: CudaCode, kernel: string, per: number, k: Tensor, v: Tensor) => {
       const packed = tape.zeros([tiles(per) * groups * panels * 4096], 'bf16');
       const shape = { grid: [tiles(per), groups], block: 256 } as const;
-      packing.launch(kernel, shape, k, v, packed, tokens.offsets, lengths.length);
+      const largest = kernel === 'selected_pack' ? [tape.zeros([tiles(per) * groups], 'i32')] : [];
+      packing.launch(kernel, shape, k, v, packed, ...largest, tokens.offsets, lengths.length);
       return packed;
     };
     const packedSel = pack(code, 'selected_pack', lSel, given('kSel'), given('vSel'));
@@ -318,6 +320,8 @@ interface GatherCase extends AttentionCase {
   readonly pool: number;
   /** Factor of the keys of every third block: weights of its chosen tokens exceed what the forced blocks' can hold. */
   readonly larger: number;
+  /** Factor of the values: sums are fp16, whose range is 2^-24 to 65,504. */
+  readonly values: number;
 }
 
 const GATHERS: readonly GatherCase[] = [
@@ -328,28 +332,31 @@ const GATHERS: readonly GatherCase[] = [
     sparse: { l: 32, d: 16, lSel: 64, nSel: 5, w: 150 },
     pool: 100,
     larger: 1,
+    values: 1,
   },
   {
-    name: 'more blocks than stages, most of them chosen by few tokens',
+    name: 'more blocks than stages, most of them chosen by few tokens; small values',
     lengths: [1300],
     heads: { heads: 6, groups: 1, dk: 64, dv: 64 },
     sparse: { l: 32, d: 16, lSel: 64, nSel: 6, w: 64 },
     pool: 100,
     larger: 1,
+    values: 2 ** -40,
   },
   {
-    name: 'one head, weights that overflow their reference',
+    name: 'one head, weights that overflow their reference, large values',
     lengths: [700],
     heads: { heads: 1, groups: 1, dk: 64, dv: 64 },
     sparse: { l: 32, d: 16, lSel: 64, nSel: 6, w: 64 },
     pool: 100,
     larger: 40,
+    values: 2 ** 40,
   },
 ];
 
 describe.each(GATHERS)('chosen blocks by tile-gather: $name', (example) => {
   it('equal the reference, and the same bits whatever later tokens are', () => {
-    const { heads: shape, sparse, lengths, pool, larger } = example;
+    const { heads: shape, sparse, lengths, pool, larger, values } = example;
     const { heads, groups, dk, dv } = shape;
     const { lSel, nSel } = sparse;
     const inputs = randomInputs(example, 4, 'bf16');
@@ -360,6 +367,7 @@ describe.each(GATHERS)('chosen blocks by tile-gather: $name', (example) => {
       const sequence = begins.findLastIndex((begin) => begin <= token);
       if (Math.floor((token - begins[sequence]) / lSel) % 3 === 1) keys[i] *= larger;
     }
+    for (let i = 0; i < inputs.vSel.values.length; i++) inputs.vSel.values[i] *= values;
     const tape = new Tape(cuda, { record: false });
     const tokens = new Sequences(cuda, lengths);
     const selected = randomSelections(example, pool);
@@ -378,13 +386,13 @@ describe.each(GATHERS)('chosen blocks by tile-gather: $name', (example) => {
     const given = (name: 'q' | 'kSel' | 'vSel' | 'gates') => tape.own(upload(cuda, inputs[name]));
     const blocks = lengths.reduce((sum, length) => sum + Math.ceil(length / lSel), 0);
     const packed = tape.zeros([blocks * groups * 2 * 4096], 'bf16');
-    const place = [tokens.offsets, lengths.length];
+    const largest = tape.zeros([blocks * groups], 'i32');
     code.launch(
       'selected_pack',
       { grid: [blocks, groups], block: 256 },
-      ...[given('kSel'), given('vSel'), packed],
-      ...place,
+      ...[given('kSel'), given('vSel'), packed, largest, tokens.offsets, lengths.length],
     );
+    expect(Math.max(...largest.read())).toBe(float32ToBfloat16(Float32Array.of(Math.max(...vSel.map(Math.abs))))[0]);
     const [cmp, win] = [inputs.dOut, inputs.q].map((values) => tape.own(upload(cuda, values))); // only added
     const run = (choices: Int32Array) => {
       const oSel = tape.from(partly.out, [tokens.total, heads, dv], 'bf16');
@@ -397,7 +405,7 @@ describe.each(GATHERS)('chosen blocks by tile-gather: $name', (example) => {
           block: code.constant('selected_gather_threads'),
           shared: code.constant('selected_gather_shared'),
         },
-        ...[given('q'), packed, tape.from(choices, [choices.length], 'i32'), cmp, win, given('gates')],
+        ...[given('q'), packed, tape.from(choices, [choices.length], 'i32'), cmp, win, given('gates'), largest],
         ...[oSel, lse, out, null, null, tokens.offsets, lengths.length, 2048],
       );
       return { oSel: oSel.read(), lse: lse.read(), out: out.read() };

@@ -47,6 +47,8 @@ export interface ForwardScratch {
   readonly places: Tensor;
   readonly totals: Tensor;
   readonly schedule: Tensor;
+  /** Bits of the largest magnitude of the values of each (selection block, group). */
+  readonly largest: Tensor;
   readonly forwardItems: Tensor;
   /** Null if KV-outer does not run. */
   readonly partial: Tensor | null;
@@ -107,6 +109,7 @@ export function allocateScratch(
     places: perStretch(),
     totals: tape.empty([plan.lists], 'i32'),
     schedule: tape.empty([batch.constant('select', 'select_plan_words')], 'i32'),
+    largest: tape.empty([plan.blocks, batch.groups], 'i32'),
     forwardItems: tape.empty([plan.forwardItems, 2], 'i32'),
     partial: partials ? tape.empty([plan.partialRows, shape.heads.dv], 'bf16') : null,
     partialLse: partials ? tape.empty([plan.partialRows]) : null,
@@ -159,7 +162,8 @@ export class FusedForward {
   }
 
   packSelected(): void {
-    this.batch.packSelected(this.inputs.kSel, this.inputs.vSel, this.scratch.packedSel);
+    const { packedSel, largest } = this.scratch;
+    this.batch.packSelected(this.inputs.kSel, this.inputs.vSel, packedSel, largest);
   }
 
   packWindow(): void {
@@ -330,7 +334,7 @@ export class FusedForward {
       'selected',
       'selected_gather',
       { grid: [plan.blocks, batch.groups], block: constant('threads'), shared: constant('shared') },
-      ...[inputs.q, scratch.packedSel, results.selected, results.oCmp, results.oWin, inputs.gates],
+      ...[inputs.q, scratch.packedSel, results.selected, results.oCmp, results.oWin, inputs.gates, scratch.largest],
       ...[results.oSel, results.lseSel, results.out],
       ...[scratch.schedule, served, tokenStarts, sequences, plan.stretch],
     );

@@ -117,9 +117,9 @@ describe('launches of the fused kernels', () => {
       return device.launches;
     };
     const all = ['selected_dense', 'selected_union', 'selected_outer', 'selected_gather'];
-    expect(names(launched('adaptive', [8193]))).toEqual([...BEGINNING, ...all]);
+    expect(names(launched('adaptive', [9601]))).toEqual([...BEGINNING, ...all]);
     const short = all.filter((name) => name !== 'selected_outer');
-    expect(names(launched('adaptive', [8192]))).toEqual([...BEGINNING, ...short]);
+    expect(names(launched('adaptive', [9600]))).toEqual([...BEGINNING, ...short]);
     expect(names(launched('adaptive', [36 * 64]))).toEqual([...BEGINNING, 'selected_union']);
     const long = all.filter((name) => name !== 'selected_gather');
     expect(names(launched('adaptive', [262_145]))).toEqual([...BEGINNING, ...long]);

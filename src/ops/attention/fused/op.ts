@@ -6,7 +6,7 @@
  *
  * The selected branch has two builds. Query-major (`v1`) gives every token a tile of its own, of which its heads fill a
  * tenth: 6.74 ms against 1.37 at 65,536 tokens. `v2` shares: tile-union where neighbours agree or a sequence is short,
- * tile-gather up to about 10,000 tokens, KV-outer otherwise; the device chooses by the selections of the batch. A tile of the union costs as
+ * tile-gather up to about 12,000 tokens, KV-outer otherwise; the device chooses by the selections of the batch. A tile of the union costs as
  * much as a tile of one token and holds 128 / heads-per-group of them, so no length is short enough for v1 to win, and
  * `adaptive` is v2 at every length; `sharedFrom` is a threshold of the other kernels.
  *

@@ -176,7 +176,7 @@ describe('sizes', () => {
     expect(unionTokens(crowded, SHARED, limit)).toBe(64);
     expect(sharedBytes(crowded, SHARED, 64).selected_union_shared).toBeLessThan(limit);
     expect(selectedLimits(PAPER, 21, false)).toEqual({ union: 50, gather: 0 });
-    expect(selectedLimits(PAPER, 21, true)).toEqual({ union: 36, gather: 128 });
+    expect(selectedLimits(PAPER, 21, true)).toEqual({ union: 36, gather: 150 });
     expect(selectedLimits(crowded, 64, false).union).toBe(50 * 4 * 0.5);
   });
 });
@@ -196,10 +196,10 @@ describe('tile-gather', () => {
     expect(refusal(PAPER, SHARED, 90, 262_145)).toContain('up to 262144 tokens');
   });
 
-  it('leaves nothing to KV-outer up to 8,192 tokens', () => {
+  it('leaves nothing to KV-outer up to 9,600 tokens', () => {
     const limits = selectedLimits(PAPER, 21, true);
-    expect(mayUseOuter('adaptive', PAPER, limits, 8192)).toBe(false);
-    expect(mayUseOuter('adaptive', PAPER, limits, 8193)).toBe(true);
+    expect(mayUseOuter('adaptive', PAPER, limits, 9600)).toBe(false);
+    expect(mayUseOuter('adaptive', PAPER, limits, 9601)).toBe(true);
     expect(mayUseOuter('adaptive', PAPER, selectedLimits(PAPER, 21, false), 3201)).toBe(true);
     expect(mayUseOuter('outer', PAPER, limits, 100)).toBe(true);
     expect(mayUseOuter('gather', PAPER, limits, 65_536)).toBe(false);

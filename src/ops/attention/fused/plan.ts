@@ -77,13 +77,13 @@ export interface SelectedLimits {
 
 /**
  * Up to which mean union tile-union is the fastest, then tile-gather, then KV-outer. Measured with 16 blocks a token: about
- * 36 and 128, without tile-gather 50. All costs are proportional to the blocks per token, and a partial tile costs
+ * 36 and 150, without tile-gather 50. All costs are proportional to the blocks per token, and a partial tile costs
  * tile-union as much as a full one. `tokens`: of a tile of the union.
  */
 export function selectedLimits(shape: FusedShape, tokens: number, hasGather: boolean): SelectedLimits {
   const full = Math.floor(UNION_ROWS / headsPerGroup(shape.heads));
   const scale = (shape.sparse.nSel / 16) * (tokens / full);
-  return hasGather ? { union: 36 * scale, gather: 128 * scale } : { union: 50 * scale, gather: 0 };
+  return hasGather ? { union: 36 * scale, gather: 150 * scale } : { union: 50 * scale, gather: 0 };
 }
 
 /** Whether the device could only choose tile-union: no token sees more blocks than a mean union may have. */
@@ -204,7 +204,8 @@ export function gatherShared({ heads, sparse }: FusedShape): number {
   const rows = TILE * headsPerGroup(heads);
   const choices = TILE * Math.max(1, sparse.nSel - 3);
   const ring = STAGES * (panels(heads.dk) + panels(heads.dv)) * PANEL;
-  return ring + (rows + 8) * (128 + 3 * 4) + (rows + 1) * 256 + 8 * STAGES * 2 + 16 * 4 + choices * 8 + 8 + 1024;
+  const ofRows = (rows + 8) * (128 + 4 * 4) + (rows + 1) * 128;
+  return ring + ofRows + TILE * 4 + 8 * STAGES * 2 + 16 * 4 + choices * 8 + 8 + 1024;
 }
 
 /** Dynamic shared memory of the kernels (of tile-gather: `gatherShared`), by the name of their EXPORT. */

@@ -6,7 +6,11 @@
 //
 // Four warpgroups take the steps in turn. They add their results in the order of the steps, so that a row's sum has a
 // fixed order, that of its blocks; a turn is a named barrier of two warpgroups. A seventeenth warp requests keys and
-// values. The limit is the bandwidth of shared memory: of a step 32 KB are sums, 16 KB keys and values, 8 KB queries.
+// values. The number of instructions of a step, about 320 a warp, is what its time depends on.
+//
+// Sums are fp16: up to 13 roundings to 11 bits weigh less than the one to bf16 at the end. So that they stay in range,
+// a row's weights are relative to the sum of those of its forced keys, and divided by a power of two above the largest
+// magnitude of the values of the blocks that its token chose. A row's bits depend on nothing else.
 #pragma once
 #include "combination.cuh"
 #include "forward.cuh"
@@ -16,25 +20,34 @@
 
 #if HAS_GATHER
 constexpr int GATHER_WARPGROUPS = 4, GATHER_STAGES = 4;
+// Weights of a step, relative to those of all forced keys, up to which the sums of all steps stay below fp16's 65,504
+// if values are less than 1.
+constexpr float GATHER_LIMIT = 4096.0f;
+static_assert((SEL_N - 3) * 4096 <= 65504, "as many steps fit");
+constexpr int LEAST_EXPONENT = -64;                       // of the values; the largest one is 64
 constexpr int GATHER_STEPPERS = GATHER_WARPGROUPS * 128;  // threads that take steps
 constexpr int GATHER_THREADS = GATHER_STEPPERS + 32;
 constexpr int GATHER_TOKENS = 64 / HPG;  // of a step
 constexpr int GATHER_ROWS = 64 * HPG;    // of a tile; one more stands for the rows that a step does not have
 constexpr int GATHER_CHOICES = 64 * (SEL_N > 3 ? SEL_N - 3 : 1);
 constexpr int GATHER_STEPS_OF_BLOCK = (64 + GATHER_TOKENS - 1) / GATHER_TOKENS;
-// Parts of a row of sums: a warpgroup adds to the second while the next one adds to the first.
-constexpr int GATHER_PARTS = 2;
 static_assert(GATHER_CHOICES < 1024, "three counts share a word");
 static_assert(4096 * 3 * 4 <= GATHER_STAGES * PACKED, "masks of 4,096 blocks fit the ring");
 static_assert(GATHER_STEPS_OF_BLOCK < 32, "arrivals of a step are five bits");
+// A warpgroup may wait for a block while another still waits for one up to three steps before: never for the same
+// stage.
+static_assert(GATHER_STAGES >= GATHER_WARPGROUPS, "phases of a stage are waited for one after the other");
 
 // Shared memory, after the ring of keys and values.
 struct Gather {
   unsigned char queries[(GATHER_ROWS + 8) * 128];  // bf16, rows swizzled as in a panel
-  float sums[(GATHER_ROWS + 1) * 64];              // rows of 16 units of 16 bytes, see gather_place
+  unsigned char sums[(GATHER_ROWS + 1) * 128];     // fp16, rows of 8 units of 16 bytes, see gather_place
   float total[GATHER_ROWS + 8];                    // of the row's weights
-  float own[GATHER_ROWS + 8];        // what the row's weights are relative to: the forced blocks' log-sum-exp (base 2)
+  // Of a row: what its weights are relative to, the forced blocks' log-sum-exp (base 2) plus the token's exponent, and
+  // how large the sum of a step's weights may be.
+  float2 own[GATHER_ROWS + 8];
   float reference[GATHER_ROWS + 8];  // what its sums are relative to: differs from `own` only after an overflow
+  int exponents[64];                 // of a token: the values of its chosen blocks are less than 2^exponent
   u64 full[GATHER_STAGES], empty[GATHER_STAGES];
   u32 counts[GATHER_STEPPERS / 32];
   u32 steps[GATHER_CHOICES];              // bits 0:10 index of the block, 10:20 first place in `rows`, 20:27 tokens,
@@ -48,20 +61,45 @@ constexpr int GATHER_SHARED = GATHER_STAGES * PACKED + (int)sizeof(Gather) + 102
 EXPORT(selected_gather_shared, GATHER_SHARED)
 EXPORT(selected_gather_threads, GATHER_THREADS)
 
-// A thread's four columns 16 * i + 2 * q + {0, 1, 8, 9} of an accumulator, q = lane % 4, are one unit of 16 bytes. Unit
-// i of a row is at this place with bit 6 turned over for odd i, and 128 bytes further for i >= 2: two neighbouring rows
-// use the two halves of the banks.
-__device__ __forceinline__ u32 gather_place(int row, int q) { return row * 256 + ((row & 1) * 4 + q) * 16; }
-__device__ __forceinline__ float4 load_unit(u32 at) {
-  float4 x;
-  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+// A thread's eight columns 32 * p + 2 * q + {0, 1, 8, 9, 16, 17, 24, 25} of an accumulator, q = lane % 4, are one unit
+// of 16 bytes. That of p = 1 is at this place with bit 6 turned over: two neighbouring rows use the two halves of the
+// banks.
+__device__ __forceinline__ u32 gather_place(int row, int q) { return row * 128 + ((row & 1) * 4 + q) * 16; }
+__device__ __forceinline__ uint4 load_unit(u32 at) {
+  uint4 x;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
                : "r"(at)
                : "memory");
   return x;
 }
-__device__ __forceinline__ void store_unit(u32 at, float4 x) {
-  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w) : "memory");
+__device__ __forceinline__ void store_unit(u32 at, uint4 x) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
+}
+// Two numbers of fp16 in a word.
+__device__ __forceinline__ u32 pack_f16(float low, float high) {
+  u32 x;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low));
+  return x;
+}
+__device__ __forceinline__ float low_f16(u32 x) {
+  float y;
+  asm("{\n.reg .f16 low, high;\nmov.b32 {low, high}, %1;\ncvt.f32.f16 %0, low;\n}" : "=f"(y) : "r"(x));
+  return y;
+}
+__device__ __forceinline__ float high_f16(u32 x) { return low_f16(x >> 16); }
+__device__ __forceinline__ u32 add_f16(u32 a, u32 b) {
+  u32 x;
+  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(x) : "r"(a), "r"(b));
+  return x;
+}
+__device__ __forceinline__ uint4 add_f16(uint4 a, const u32 (&b)[4]) {
+  return make_uint4(add_f16(a.x, b[0]), add_f16(a.y, b[1]), add_f16(a.z, b[2]), add_f16(a.w, b[3]));
+}
+__device__ __forceinline__ u32 multiply_f16(u32 a, u32 b) {
+  u32 x;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(x) : "r"(a), "r"(b));
+  return x;
 }
 __device__ __forceinline__ void prefetch(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
 
@@ -140,8 +178,10 @@ template <int COUNT, class TokenOf> __device__ __forceinline__ void gather_lists
     }
 }
 
-// Loads the tile and builds its lists. selections: of the tile's first token; blocks: candidates are 1 ... blocks - 1
-__device__ __forceinline__ void gather_begin(const GatherTile& tile, u32* masks, const int* selections, int blocks) {
+// Loads the tile and builds its lists. selections: of the tile's first token; blocks: candidates are 1 ... blocks - 1;
+// largest: of the sequence's first block (selected_pack)
+__device__ __forceinline__ void gather_begin(const GatherTile& tile, u32* masks, const int* selections, int blocks,
+                                             const u32* largest) {
   Gather& g = tile.g;
   const int thread = threadIdx.x;
   // What takes longest is requested first.
@@ -161,12 +201,14 @@ __device__ __forceinline__ void gather_begin(const GatherTile& tile, u32* masks,
   for (int i = 0; i < LOGS; i++) logs[i] = tile.lse[tile.place(min(i * GATHER_STEPPERS + thread, tile.rows() - 1))];
 #pragma unroll 1
   for (int i = thread; i < 2 * blocks; i += GATHER_THREADS) masks[i] = 0;
-  for (int i = thread; i < GATHER_ROWS * 16; i += GATHER_THREADS)
-    store_unit(shared_address(g.sums) + i * 16, make_float4(0.0f, 0.0f, 0.0f, 0.0f));
-  if (thread < 8) {  // the row of absent ones
-    g.own[GATHER_ROWS + thread] = g.reference[GATHER_ROWS + thread] = 0.0f;
+  for (int i = thread; i < GATHER_ROWS * 8; i += GATHER_THREADS)
+    store_unit(shared_address(g.sums) + i * 16, make_uint4(0, 0, 0, 0));
+  if (thread < 8) {  // the row of absent ones: weights of 0
+    g.own[GATHER_ROWS + thread] = make_float2(1e4f, GATHER_LIMIT);
+    g.reference[GATHER_ROWS + thread] = 1e4f;
     *(uint4*)(g.queries + GATHER_ROWS * 128 + thread * 16) = make_uint4(0, 0, 0, 0);
   }
+  if (thread < 64) g.exponents[thread] = LEAST_EXPONENT;
   if (thread == 0) {
     g.all = g.moved = 0;
     for (int i = 0; i < GATHER_STAGES; i++) {
@@ -178,12 +220,22 @@ __device__ __forceinline__ void gather_begin(const GatherTile& tile, u32* masks,
 #pragma unroll
   for (int i = 0; i < CHOICES; i++)
     if (choices[i] >= blocks) choices[i] = 0;  // forced
-  gather_lists(g, masks, choices, [&](int i) { return (i * GATHER_STEPPERS + thread) / SEL_N; }, blocks);
+  u32 sizes[CHOICES];
+#pragma unroll
+  for (int i = 0; i < CHOICES; i++) sizes[i] = choices[i] > 0 ? largest[choices[i] * GROUPS] : 0;
+  const auto token_of = [&](int i) { return (i * GATHER_STEPPERS + thread) / SEL_N; };
+  gather_lists(g, masks, choices, token_of, blocks);
+#pragma unroll
+  for (int i = 0; i < CHOICES; i++)
+    if (choices[i] > 0) atomicMax(g.exponents + token_of(i), min((int)(sizes[i] >> 7) - 126, -LEAST_EXPONENT));
+  __syncthreads();
 #pragma unroll
   for (int i = 0; i < LOGS; i++) {
     const int r = i * GATHER_STEPPERS + thread;
     if (r < GATHER_ROWS && thread < GATHER_STEPPERS) {
-      g.own[r] = g.reference[r] = logs[i] * LOG2_E;
+      const float exponent = (float)g.exponents[r / HPG], own = logs[i] * LOG2_E + exponent;
+      g.own[r] = make_float2(own, exp2_approximate(-exponent) * GATHER_LIMIT);
+      g.reference[r] = own;
       g.total[r] = 0.0f;
     }
   }
@@ -213,18 +265,35 @@ __device__ __forceinline__ void gather_requests(const GatherTile& tile, const un
   }
 }
 
-// Where weights were too large for their reference, in this step or an earlier one: the larger one of the references of
-// a row's sums and of the step's results becomes that of both. Returns the factor of the sums; scale: of the results.
-__device__ __forceinline__ float gather_rescale(Gather& g, int row, float used, float& scale) {
-  const float now = g.reference[row], next = fmaxf(now, used), keep = exp2_approximate(now - next);
-  scale = exp2_approximate(used - next);
+// Adds a row's results where weights were too large for their reference, in this step or an earlier one: the larger one
+// of the references of its sums and of the results becomes that of both. used: reference of the results, whose weights
+// have the sum `add`; the quad of lanes that shares the row calls.
+__device__ __forceinline__ void gather_add_rescaled(Gather& g, int row, u32 place, float used, const u32 (&added)[2][4],
+                                                    float add) {
+  const float now = g.reference[row], next = fmaxf(now, used), keep = exp2_approximate(now - next),
+              scale = exp2_approximate(used - next);
   __syncwarp();
   if ((threadIdx.x & 3) == 0) {
     g.reference[row] = next;
-    g.total[row] *= keep;
+    g.total[row] = g.total[row] * keep + add * scale;
     g.moved = 1;
   }
-  return keep;
+  const u32 keeps = pack_f16(keep, keep), scales = pack_f16(scale, scale);
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const uint4 old = load_unit(place ^ (i * 64));
+    const u32 kept[4] = {multiply_f16(old.x, keeps), multiply_f16(old.y, keeps), multiply_f16(old.z, keeps),
+                         multiply_f16(old.w, keeps)};
+    const uint4 scaled = make_uint4(multiply_f16(added[i][0], scales), multiply_f16(added[i][1], scales),
+                                    multiply_f16(added[i][2], scales), multiply_f16(added[i][3], scales));
+    store_unit(place ^ (i * 64), add_f16(scaled, kept));
+  }
+}
+
+// By how much the reference of weights must rise so that 64 of them, the largest one 2^excess, are below the limit, a
+// power of two. A whole number: the factors that follow from it are exact in fp16.
+__device__ __forceinline__ float gather_above(float excess, float limit) {
+  return ceilf(excess) - (float)((int)(__float_as_uint(limit) >> 23) - 127 - 6);
 }
 
 // Steps own, own + 4, ... by warpgroup `own`. A thread has two rows of a step; a quad of lanes shares them.
@@ -245,7 +314,9 @@ __device__ __forceinline__ void gather_steps(const GatherTile& tile) {
   int rows[3];
   const auto look_up = [&](int k) {
     word = uniform(g.steps[min(k, steps - 1)]);
-    const int first = word >> 10 & 1023, count = word >> 20 & 127;
+    const int count = word >> 20 & 127;
+    int first = word >> 10 & 1023;
+    asm volatile("" : "+r"(first));  // computed once, not for each row
 #pragma unroll
     for (int i = 0; i < 3; i++)
       rows[i] = tokens_of[i] < count ? g.rows[first + tokens_of[i]] + heads_of[i] : GATHER_ROWS;
@@ -261,7 +332,8 @@ __device__ __forceinline__ void gather_steps(const GatherTile& tile) {
     float score[32], sum[32];
 #pragma unroll
     for (int s = 0; s < 4; s++) load_fragment<false>(a[s], from ^ (s << 5));
-    float used0 = g.own[row0], used1 = g.own[row1], add0, add1;
+    const float2 own0 = g.own[row0], own1 = g.own[row1];
+    float used0 = own0.x, used1 = own1.x, add0, add1;
     barrier_wait(tile.full(block), block / GATHER_STAGES & 1);
     const u32 keys = advance(stages, block % GATHER_STAGES * PACKED);
     matrix_begin();
@@ -272,28 +344,26 @@ __device__ __forceinline__ void gather_steps(const GatherTile& tile) {
     hold(score);
     // ---- Weights, relative to the forced blocks' log-sum-exp
     const auto weigh = [&] {
-      add0 = add1 = 0.0f;
 #pragma unroll
       for (int i = 0; i < 32; i += 4) {
         const float w = exp2_approximate(fmaf(score[i], c, -used0)),
                     x = exp2_approximate(fmaf(score[i + 1], c, -used0)),
                     y = exp2_approximate(fmaf(score[i + 2], c, -used1)),
                     z = exp2_approximate(fmaf(score[i + 3], c, -used1));
-        add0 += w + x;
-        add1 += y + z;
+        add0 = i == 0 ? w + x : add0 + (w + x);
+        add1 = i == 0 ? y + z : add1 + (y + z);
         weights[i / 8][i / 2 % 4] = pack_bf16(w, x);
         weights[i / 8][i / 2 % 4 + 1] = pack_bf16(y, z);
       }
     };
     if (present) {
       weigh();
-    } else {
+    } else {  // whatever numbers: results of these rows are not added
       add0 = add1 = 0.0f;
 #pragma unroll
-      for (int i = 0; i < 16; i++) weights[i / 4][i & 3] = 0;
+      for (int i = 0; i < 16; i++) weights[i / 4][i & 3] = a[i / 4][i & 3];
     }
-    constexpr float LARGE = 1e18f;
-    const bool over = __any_sync(~0u, !(add0 <= LARGE) || !(add1 <= LARGE));
+    const bool over = __any_sync(~0u, !(add0 <= own0.y) || !(add1 <= own1.y));
     if (over) {  // relative to the step's own largest score
       float top0 = score[0], top1 = score[2];
 #pragma unroll
@@ -302,11 +372,11 @@ __device__ __forceinline__ void gather_steps(const GatherTile& tile) {
         top1 = fmaxf(top1, fmaxf(score[i + 2], score[i + 3]));
       }
       // A row's bits must not depend on its neighbours: its own quad decides.
-      const float over0 = quad_max(add0 <= LARGE ? 0.0f : 1.0f), over1 = quad_max(add1 <= LARGE ? 0.0f : 1.0f);
+      const float over0 = quad_max(add0 <= own0.y ? 0.0f : 1.0f), over1 = quad_max(add1 <= own1.y ? 0.0f : 1.0f);
       top0 = quad_max(top0) * c;
       top1 = quad_max(top1) * c;
-      if (over0 > 0.0f) used0 = top0;
-      if (over1 > 0.0f) used1 = top1;
+      if (over0 > 0.0f) used0 += gather_above(top0 - used0, own0.y);
+      if (over1 > 0.0f) used1 += gather_above(top1 - used1, own1.y);
       weigh();
     }
     // ---- sum [64, DV] = P [64, 64] * V
@@ -320,57 +390,37 @@ __device__ __forceinline__ void gather_steps(const GatherTile& tile) {
     matrix_wait<0>();
     hold(sum);
     if (lane == 0) barrier_arrive(tile.empty(block), arrivals);
-    // ---- Add to the sums, one part of the columns after the other, after the step before has
+    // ---- Add to the sums, after the step before has
     const u32 place0 = sums + gather_place(row0, lane & 3), place1 = sums + gather_place(row1, lane & 3);
-    const u32 places[4] = {place0, place1, place0 ^ 64, place1 ^ 64};
-    constexpr int UNITS = 8 / GATHER_PARTS;  // of both rows
-    float keep0 = 1.0f, keep1 = 1.0f;
+    u32 added[2][2][4];  // of both rows and units
 #pragma unroll
-    for (int part = 0; part < GATHER_PARTS; part++) {
-      if (k > 0) barrier(2 + own * GATHER_PARTS + part, 256);
-      if (present) {
-        float4 old[UNITS];
-#pragma unroll
-        for (int i = 0; i < UNITS; i++) {
-          const int unit = part * UNITS + i;
-          old[i] = load_unit(places[unit & 3] + unit / 4 * 128);
-        }
-        if (part == 0) {
-          if (over || *(volatile int*)&g.moved) {
-            float scale0, scale1;
-            keep0 = gather_rescale(g, row0, used0, scale0);
-            keep1 = gather_rescale(g, row1, used1, scale1);
-#pragma unroll
-            for (int i = 0; i < 32; i++) sum[i] *= i & 2 ? scale1 : scale0;
-            add0 *= scale0;
-            add1 *= scale1;
-          }
-          if ((lane & 3) == 0) {
-            g.total[row0] += add0;
-            g.total[row1] += add1;
-          }
+    for (int i = 0; i < 32; i += 2) added[i / 2 & 1][i / 16][i / 4 & 3] = pack_f16(sum[i], sum[i + 1]);
+    if (k > 0) barrier(2 + own, 256);
+    if (present) {
+      if (over || *(volatile int*)&g.moved) {
+        gather_add_rescaled(g, row0, place0, used0, added[0], add0);
+        gather_add_rescaled(g, row1, place1, used1, added[1], add1);
+      } else {
+        const uint4 old[4] = {load_unit(place0), load_unit(place1), load_unit(place0 ^ 64), load_unit(place1 ^ 64)};
+        if ((lane & 3) == 0) {
+          g.total[row0] += add0;
+          g.total[row1] += add1;
         }
 #pragma unroll
-        for (int i = 0; i < UNITS; i++) {
-          const int unit = part * UNITS + i, e = unit / 2 * 8 + (unit & 1) * 2;
-          const float keep = unit & 1 ? keep1 : keep0;
-          store_unit(places[unit & 3] + unit / 4 * 128,
-                     make_float4(fmaf(old[i].x, keep, sum[e]), fmaf(old[i].y, keep, sum[e + 1]),
-                                 fmaf(old[i].z, keep, sum[e + 4]), fmaf(old[i].w, keep, sum[e + 5])));
-        }
+        for (int i = 0; i < 4; i++)
+          store_unit((i & 1 ? place1 : place0) ^ (i / 2 * 64), add_f16(old[i], added[i & 1][i / 2]));
       }
-      if (k + 1 < steps) barrier_pass(2 + (own + 1) % GATHER_WARPGROUPS * GATHER_PARTS + part, 256);
     }
+    if (k + 1 < steps) barrier_pass(2 + (own + 1) % GATHER_WARPGROUPS, 256);
   }
 }
 
-// Output and log-sum-exp, forced blocks included, and the gated sum. Four threads have a row: thread e has the units of
-// the columns from 16 * e on, and stores the chunks of eight columns 4 * (e / 2) + e % 2 and two further, so that two
-// neighbours fill a sector.
+// Output and log-sum-exp, forced blocks included, and the gated sum. Four threads have a row: thread e has the chunks
+// of eight columns 4 * (e / 2) + e % 2 and two further, so that two neighbours fill a sector.
 __device__ __forceinline__ void gather_end(const GatherTile& tile) {
   constexpr int PASSES = (GATHER_ROWS * 4 + GATHER_STEPPERS - 1) / GATHER_STEPPERS;
   Gather& g = tile.g;
-  const int thread = threadIdx.x, e4 = thread & 3, column = e4 / 2 * 32 + e4 % 2 * 8;
+  const int thread = threadIdx.x, part = thread / 2 & 1, odd = thread & 1, column = part * 32 + odd * 8;
   const Combination combine = {tile.cmp, tile.win, tile.gates, tile.combined};
   struct Ahead {
     Combination::Others others[2];
@@ -380,7 +430,7 @@ __device__ __forceinline__ void gather_end(const GatherTile& tile) {
     const u32 row = tile.place(min((i * GATHER_STEPPERS + thread) / 4, tile.rows() - 1));
 #pragma unroll
     for (int e = 0; e < 2; e++) {
-      ahead[i & 1].forced[e] = *(const uint4*)(tile.out + row * DV + e4 * 16 + e * 8);
+      ahead[i & 1].forced[e] = *(const uint4*)(tile.out + row * DV + column + e * 16);
       combine.load(ahead[i & 1].others[e], row, column + e * 16);
     }
   };
@@ -392,28 +442,38 @@ __device__ __forceinline__ void gather_end(const GatherTile& tile) {
     const Ahead& now = ahead[i & 1];
     const int r = (i * GATHER_STEPPERS + thread) / 4, present = min(r, tile.rows() - 1);
     const u32 row = tile.place(present);
-    const float keep = exp2_approximate(g.own[present] - g.reference[present]), total = g.total[present] + keep,
-                f = reciprocal_approximate(total), weight = keep * f;
-    const u32 units = ((shared_address(g.sums) + gather_place(present, 0)) ^ (e4 & 1) * 64) + e4 / 2 * 128;
-    const u32 low[4] = {now.forced[0].x, now.forced[0].y, now.forced[0].z, now.forced[0].w},
-              high[4] = {now.forced[1].x, now.forced[1].y, now.forced[1].z, now.forced[1].w};
-    u32 x[4], y[4];
+    const float2 own_of_row = g.own[present];
+    const float keep = exp2_approximate(own_of_row.x - g.reference[present]) * own_of_row.y * (1.0f / GATHER_LIMIT),
+                total = g.total[present] + keep, f = reciprocal_approximate(total), weight = keep * f;
+    // Words 0 ... 3 of a unit are of chunks 0 ... 3: of two neighbouring threads the one has the first four columns of
+    // each, the other the last four.
+    const u32 units = shared_address(g.sums) + (gather_place(present, 2 * odd) ^ (part * 64));
+    const uint4 first = load_unit(units), second = load_unit(units + 16);
+    const u32 own[2][2] = {{odd ? first.y : first.x, odd ? second.y : second.x},
+                           {odd ? first.w : first.z, odd ? second.w : second.z}},
+              given[2][2] = {{odd ? first.x : first.y, odd ? second.x : second.y},
+                             {odd ? first.z : first.w, odd ? second.z : second.w}};
+    uint4 chunks[2];
 #pragma unroll
-    for (int e = 0; e < 4; e++) {
-      const float4 u = load_unit(units + e * 16);
-      x[e] = pack_bf16(fmaf(low_bf16(low[e]), weight, u.x * f), fmaf(high_bf16(low[e]), weight, u.y * f));
-      y[e] = pack_bf16(fmaf(low_bf16(high[e]), weight, u.z * f), fmaf(high_bf16(high[e]), weight, u.w * f));
-      const u32 other = __shfl_xor_sync(~0u, e4 & 1 ? x[e] : y[e], 1);
-      x[e] = e4 & 1 ? other : x[e];
-      y[e] = e4 & 1 ? y[e] : other;
+    for (int e = 0; e < 2; e++) {
+      const u32 taken[2] = {__shfl_xor_sync(~0u, given[e][0], 1), __shfl_xor_sync(~0u, given[e][1], 1)};
+      const u32 sums[4] = {odd ? taken[0] : own[e][0], odd ? taken[1] : own[e][1], odd ? own[e][0] : taken[0],
+                           odd ? own[e][1] : taken[1]};
+      const u32 forced[4] = {now.forced[e].x, now.forced[e].y, now.forced[e].z, now.forced[e].w};
+      u32 x[4];
+#pragma unroll
+      for (int n = 0; n < 4; n++)
+        x[n] = pack_bf16(fmaf(low_bf16(forced[n]), weight, low_f16(sums[n]) * f),
+                         fmaf(high_bf16(forced[n]), weight, high_f16(sums[n]) * f));
+      chunks[e] = make_uint4(x[0], x[1], x[2], x[3]);
     }
     if (r < tile.rows() && (tile.wanted >> (r / HPG) & 1)) {
-      const uint4 chunk0 = make_uint4(x[0], x[1], x[2], x[3]), chunk1 = make_uint4(y[0], y[1], y[2], y[3]);
-      store16(tile.out + row * DV + column, chunk0);
-      store16(tile.out + row * DV + column + 16, chunk1);
-      combine.store(now.others[0], row, column, chunk0);
-      combine.store(now.others[1], row, column + 16, chunk1);
-      if (e4 == 0) tile.lse[row] = LN2 * (g.reference[r] + log2_approximate(total));
+#pragma unroll
+      for (int e = 0; e < 2; e++) {
+        store16(tile.out + row * DV + column + e * 16, chunks[e]);
+        combine.store(now.others[e], row, column + e * 16, chunks[e]);
+      }
+      if ((thread & 3) == 0) tile.lse[row] = LN2 * (g.reference[r] + log2_approximate(total));
     }
     if (i + 2 < PASSES) load(i + 2);
   }
@@ -423,8 +483,8 @@ __device__ __forceinline__ void gather_end(const GatherTile& tile) {
 // contain the forced blocks. served[2] counts the times it worked. grid (blocks of all sequences, groups)
 extern "C" __global__ void __launch_bounds__(GATHER_THREADS, 1) selected_gather(
     const bf16* q, const unsigned char* packed, const int* selected, const bf16* cmp, const bf16* win,
-    const float* gates, bf16* out, float* lse, bf16* combined, const Plan* plan, int* served, const int* cu_seqlens,
-    int sequences, int stretch) {
+    const float* gates, const u32* largest, bf16* out, float* lse, bf16* combined, const Plan* plan, int* served,
+    const int* cu_seqlens, int sequences, int stretch) {
   extern __shared__ unsigned char shared[];
   if (plan != nullptr && plan->gather_stretches == 0) return;
   if (served != nullptr && threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0) served[2]++;
@@ -457,7 +517,8 @@ extern "C" __global__ void __launch_bounds__(GATHER_THREADS, 1) selected_gather(
                            lse + row,
                            tokens,
                            wanted};
-  gather_begin(tile, (u32*)(generic + ring), selected + ((i64)t0 * GROUPS + group) * SEL_N, max(1, place.tile - 1));
+  gather_begin(tile, (u32*)(generic + ring), selected + ((i64)t0 * GROUPS + group) * SEL_N, max(1, place.tile - 1),
+               largest + (i64)place.base * GROUPS + group);
   if (threadIdx.x >= GATHER_STEPPERS) {
     gather_requests(tile, packed + ((i64)place.base * GROUPS + group) * PACKED);
   } else {

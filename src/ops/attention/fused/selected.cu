@@ -53,10 +53,17 @@ EXPORT(selected_dense_threads, STREAM_THREADS<DENSE_WARPGROUPS>)
 EXPORT(selected_dense_shared, STREAM_SHARED<DENSE_WARPGROUPS, 1, PK>)
 EXPORT(selected_dense_rows, DENSE_WARPGROUPS * 64)
 
-// grid (blocks of all sequences, groups)
+// largest [blocks][GROUPS]: bits of the largest magnitude of a block's values, for tile-gather. grid (blocks of all
+// sequences, groups)
 extern "C" __global__ void __launch_bounds__(256) selected_pack(const bf16* k, const bf16* v, unsigned char* packed,
-                                                                const int* cu_seqlens, int sequences) {
-  pack_tile<SEL_L>(k, v, packed, cu_seqlens, sequences);
+                                                                u32* largest, const int* cu_seqlens, int sequences) {
+  __shared__ u32 of_block;
+  if (threadIdx.x == 0) of_block = 0;
+  __syncthreads();
+  const u32 of_warp = __reduce_max_sync(~0u, pack_tile<SEL_L>(k, v, packed, cu_seqlens, sequences));
+  if (threadIdx.x % 32 == 0) atomicMax(&of_block, of_warp);
+  __syncthreads();
+  if (threadIdx.x == 0) largest[blockIdx.x * GROUPS + blockIdx.y] = of_block;
 }
 
 // Blocks of a token, 64 bits: selected [SEL_N], -1 for none.

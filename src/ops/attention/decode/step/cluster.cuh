@@ -10,6 +10,10 @@
 __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
+// Arrives without a promise about what was written: this block no longer reads other blocks' shared memory.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
 // All that the cluster's blocks wrote before they arrived, to shared memory and elsewhere, is visible to all of them.
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 __device__ __forceinline__ int cluster_rank() {
@@ -89,6 +93,7 @@ template <class X> __device__ __forceinline__ void send_to(int rank, X* own, X v
 }
 #else
 __device__ __forceinline__ void cluster_arrive() {}
+__device__ __forceinline__ void cluster_arrive_relaxed() {}
 __device__ __forceinline__ void cluster_wait() { __syncthreads(); }
 __device__ __forceinline__ int cluster_rank() { return 0; }
 template <class X> __device__ __forceinline__ void write_to(int, X* own, X value) { *own = value; }
