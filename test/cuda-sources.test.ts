@@ -129,6 +129,8 @@ describe('CUDA sources', () => {
 
   const DECODE: readonly [string, ModelShape, 'f32' | 'bf16', number, number][] = [
     ['one sequence', shapeOf({}), 'bf16', 1, 4],
+    ['one sequence, SwiGLU', shapeOf({ mlp: 'swiglu' }), 'bf16', 1, 4],
+    ['20 sequences, SwiGLU', shapeOf({ mlp: 'swiglu' }), 'bf16', 20, 4],
     ['33 sequences, SwiGLU, conv', shapeOf({ mlp: 'swiglu' }, { phi: 'conv' }), 'bf16', 33, 4],
     ['a dense model', shapeOf({ attention: 'dense' }), 'bf16', 2, 3],
     ['fp32', shapeOf({}), 'f32', 2, 0],

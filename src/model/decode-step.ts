@@ -31,7 +31,7 @@ export interface DecodeStepOptions extends StepOptions {
 }
 
 /** Tiles per thread block of the linear layers, chosen so that loads in flight hide the memory latency. */
-const TILES = { projection: 1, output: 1, up: 3, head: 4 };
+const TILES = { projection: 1, output: 1, up: 3, gatedUp: 2, head: 4 };
 
 function stepShape(shape: ModelShape): StepShape {
   const sparse = shape.attention === 'dense' ? null : sparseShapeOf(shape);
@@ -205,7 +205,7 @@ export class DecodeStep {
       x: middle,
       weight: weight('mlp.up'),
       y: this.#active,
-      tiles: TILES.up,
+      tiles: shape.mlp === 'swiglu' ? TILES.gatedUp : TILES.up,
       norm: norm('mlp_norm'),
       activation: shape.mlp,
     });

@@ -75,7 +75,7 @@ export interface StepLinear {
   readonly residual?: Tensor;
   /** A second layer over the same x; its result is f32. */
   readonly also?: { readonly weight: Tensor; readonly y: Tensor };
-  /** Tiles per block in small batches: more for weights with many rows. */
+  /** Tiles per block in small batches: more for weights with many rows. Even for SwiGLU, which has pairs of tiles. */
   readonly tiles: number;
 }
 
@@ -347,6 +347,7 @@ export class StepKernels {
     const batchTiles = Math.min(MOST_BATCH_TILES, Math.ceil(this.#batch / BATCH_TILE));
     const isPlain = !norm && !also && activation === 'none';
     const { tiles, cluster } = this.#linearPlan(rows, inputs, fewest, isPlain);
+    if (activation === 'swiglu' && tiles % 2 !== 0) throw new Error(`SwiGLU has pairs of tiles, not ${tiles} of them`);
     const results = activation === 'swiglu' ? rows / 2 : rows;
     const count = (of: number) => Math.ceil(of / WEIGHT_TILE);
     const all = count(results) * (activation === 'swiglu' ? 2 : 1) + count(also?.weight.shape[0] ?? 0);
