@@ -121,7 +121,7 @@ describe.each(CASES)('gradients of the compressed and the window branch by one k
       ['dk_win', dkWin.read(), win.dk],
       ['dv_win', dvWin.read(), win.dv],
     ] as const)
-      expect(relativeError(actual, wanted), name).toBeLessThan(8e-3);
+      expect(relativeError(actual, wanted), name).toBeLessThan(3e-3);
     tape.end();
   });
 });
@@ -349,7 +349,7 @@ const GATHERS: readonly GatherCase[] = [
     heads: { heads: 1, groups: 1, dk: 64, dv: 64 },
     sparse: { l: 32, d: 16, lSel: 64, nSel: 6, w: 64 },
     pool: 100,
-    larger: 40,
+    larger: 64,
     values: 2 ** 40,
   },
 ];
@@ -417,7 +417,7 @@ describe.each(GATHERS)('chosen blocks by tile-gather: $name', (example) => {
       ['out', found.out, combined],
       ['lse_sel', found.lse, expected.lse],
     ] as const)
-      expect(relativeError(actual, wanted), name).toBeLessThan(8e-3);
+      expect(relativeError(actual, wanted), name).toBeLessThan(3e-3);
     // Other choices of the last token of each tile: they share steps with its neighbours.
     const changed = selected.slice();
     const isLast = (token: number) => (token - begins[begins.findLastIndex((begin) => begin <= token)]) % lSel === 63;
