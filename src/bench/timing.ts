@@ -36,10 +36,11 @@ export function measure(device: Device, start: () => Trial, budget: Budget): Mea
   const first = runOnce(device, start());
   const affordable = Math.floor(budget.ms / first.ms);
   if (hasClock(device)) {
-    // The first run includes compilation, and JavaScript launches slowly until it is compiled too: short passes waited
-    // for it.
-    runInARow(device, start, MOST_IN_A_ROW);
-    return { ms: runInARow(device, start, Math.min(budget.mostRuns, MOST_IN_A_ROW)), peakBytes: first.peakBytes };
+    // The first run includes compilation. JavaScript launches slowly until it is compiled too, and in short passes the GPU
+    // would wait for it.
+    const runs = Math.min(budget.mostRuns, MOST_IN_A_ROW);
+    runInARow(device, start, runs);
+    return { ms: runInARow(device, start, runs), peakBytes: first.peakBytes };
   }
   // Work far beyond the budget runs once: the warm-up cost is negligible.
   if (first.ms > 4 * budget.ms) return first;

@@ -70,13 +70,15 @@ struct Thread {
   Dimensions index;
   Block* block;
   bool started, done;
+  int arrivals, waits;  // at the barrier of the cluster
 };
 struct State {
   std::vector<Thread> threads;
   std::vector<Block> blocks;
   std::vector<int> ready;
   Barrier cluster;
-  bool met, trespassed;  // the blocks have waited for each other; one has used memory of another that may not run
+  int meetings;     // how often all threads of the cluster have arrived at its barrier
+  bool trespassed;  // a block has used memory of another that may not run, or a thread has waited without arriving
   ucontext_t scheduler;
   jmp_buf place;
   int current;
@@ -106,10 +108,26 @@ static inline void wait(Barrier& barrier) {
     return;
   }
   barrier.arrived = 0;
-  if (&barrier == &state.cluster) state.met = true;
   state.ready.insert(state.ready.end(), barrier.waiting.begin(), barrier.waiting.end());
   barrier.waiting.clear();
   state.ready.push_back(state.current);  // the last thread to arrive does not necessarily continue first
+  leave();
+}
+
+// The barrier of the cluster in two halves: what a thread does between arriving and waiting is not ordered.
+static inline void cluster_arrive() {
+  self().arrivals++;
+  if (++state.cluster.arrived < state.cluster.members) return;
+  state.cluster.arrived = 0;
+  state.meetings++;
+  state.ready.insert(state.ready.end(), state.cluster.waiting.begin(), state.cluster.waiting.end());
+  state.cluster.waiting.clear();
+}
+static inline void cluster_wait() {
+  state.turns = 0;
+  if (++self().waits != self().arrivals) state.trespassed = true;
+  if (state.meetings < self().arrivals) state.cluster.waiting.push_back(state.current);
+  else state.ready.push_back(state.current);
   leave();
 }
 
@@ -167,7 +185,7 @@ static inline void product(float* d, unsigned a0, unsigned a1, unsigned a2, unsi
 // The same place in the shared memory of another block of the cluster.
 template <class X> static inline X* shared_of(int rank, X* own) {
   Block& there = state.blocks[rank];
-  if (&there != self().block && (!state.met || there.ended)) state.trespassed = true;
+  if (&there != self().block && (state.meetings == 0 || there.ended)) state.trespassed = true;
   return (X*)(there.memory() + ((const char*)own - self().block->memory()));
 }
 template <class X> static inline X read_shared(int rank, const X* own) { return *shared_of(rank, own); }
@@ -219,7 +237,8 @@ static bool run(int first, int count, int threads, size_t shared) {
   state.cluster = Barrier{all};
   state.ready.clear();
   state.turns = 0;
-  state.met = state.trespassed = false;
+  state.meetings = 0;
+  state.trespassed = false;
   for (int rank = 0; rank < count; rank++) {
     Block& block = state.blocks[rank];
     const int n = first + rank;
@@ -232,6 +251,7 @@ static bool run(int first, int count, int threads, size_t shared) {
     Thread& thread = state.threads[i];
     if (thread.stack.empty()) thread.stack.resize(1 << 16);
     thread.index = {i % threads, 0, 0}, thread.block = &state.blocks[i / threads], thread.started = thread.done = false;
+    thread.arrivals = thread.waits = 0;
     getcontext(&thread.context);
     thread.context.uc_stack.ss_sp = thread.stack.data(), thread.context.uc_stack.ss_size = thread.stack.size();
     thread.context.uc_link = nullptr;

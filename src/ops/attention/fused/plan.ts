@@ -199,7 +199,10 @@ function outerShared(heads: HeadShape): number {
   return (pk + pv + 2 * pk + 1) * PANEL + entries * 8 + 1024;
 }
 
-/** Of tile-gather: the ring of keys and values; queries, sums and three numbers of each row; barriers and lists. */
+/**
+ * Of tile-gather: the ring of keys and values; queries, sums and four numbers of each row; an exponent of each token;
+ * barriers and lists.
+ */
 export function gatherShared({ heads, sparse }: FusedShape): number {
   const rows = TILE * headsPerGroup(heads);
   const choices = TILE * Math.max(1, sparse.nSel - 3);

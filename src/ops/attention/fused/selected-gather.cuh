@@ -10,7 +10,8 @@
 //
 // Sums are fp16: up to 13 roundings to 11 bits weigh less than the one to bf16 at the end. So that they stay in range,
 // a row's weights are relative to the sum of those of its forced keys, and divided by a power of two above the largest
-// magnitude of the values of the blocks that its token chose. A row's bits depend on nothing else.
+// magnitude of the values of the blocks that its token chose. A row's bits depend on nothing else. Columns whose values
+// are 2^-20 of the largest lose digits (5 %), and values of 2^64 and more may overflow.
 #pragma once
 #include "combination.cuh"
 #include "forward.cuh"
@@ -20,10 +21,10 @@
 
 #if HAS_GATHER
 constexpr int GATHER_WARPGROUPS = 4, GATHER_STAGES = 4;
-// Weights of a step, relative to those of all forced keys, up to which the sums of all steps stay below fp16's 65,504
-// if values are less than 1.
-constexpr float GATHER_LIMIT = 4096.0f;
-static_assert((SEL_N - 3) * 4096 <= 65504, "as many steps fit");
+// The largest sum of a step's weights, relative to those of all forced keys, over the 16 keys of a lane. Four lanes
+// share a row: with values less than 1 the sums of all steps stay below fp16's 65,504.
+constexpr float GATHER_LIMIT = 1024.0f;
+static_assert(4 * (SEL_N - 3) * GATHER_LIMIT <= 65504, "the sums of all steps fit fp16");
 constexpr int LEAST_EXPONENT = -64;                       // of the values; the largest one is 64
 constexpr int GATHER_STEPPERS = GATHER_WARPGROUPS * 128;  // threads that take steps
 constexpr int GATHER_THREADS = GATHER_STEPPERS + 32;
@@ -44,7 +45,7 @@ struct Gather {
   unsigned char sums[(GATHER_ROWS + 1) * 128];     // fp16, rows of 8 units of 16 bytes, see gather_place
   float total[GATHER_ROWS + 8];                    // of the row's weights
   // Of a row: what its weights are relative to, the forced blocks' log-sum-exp (base 2) plus the token's exponent, and
-  // how large the sum of a step's weights may be.
+  // how large the sum of a lane's weights of a step may be.
   float2 own[GATHER_ROWS + 8];
   float reference[GATHER_ROWS + 8];  // what its sums are relative to: differs from `own` only after an overflow
   int exponents[64];                 // of a token: the values of its chosen blocks are less than 2^exponent
@@ -291,7 +292,8 @@ __device__ __forceinline__ void gather_add_rescaled(Gather& g, int row, u32 plac
 }
 
 // By how much the reference of weights must rise so that 64 of them, the largest one 2^excess, are below the limit, a
-// power of two. A whole number: the factors that follow from it are exact in fp16.
+// power of two. A whole number, so that the factors that follow from it are powers of two when they are rounded to
+// fp16.
 __device__ __forceinline__ float gather_above(float excess, float limit) {
   return ceilf(excess) - (float)((int)(__float_as_uint(limit) >> 23) - 127 - 6);
 }
@@ -342,7 +344,7 @@ __device__ __forceinline__ void gather_steps(const GatherTile& tile) {
     matrix_commit();
     matrix_wait<0>();
     hold(score);
-    // ---- Weights, relative to the forced blocks' log-sum-exp
+    // ---- Weights, relative to the forced blocks' log-sum-exp and the token's exponent
     const auto weigh = [&] {
 #pragma unroll
       for (int i = 0; i < 32; i += 4) {
@@ -364,7 +366,7 @@ __device__ __forceinline__ void gather_steps(const GatherTile& tile) {
       for (int i = 0; i < 16; i++) weights[i / 4][i & 3] = a[i / 4][i & 3];
     }
     const bool over = __any_sync(~0u, !(add0 <= own0.y) || !(add1 <= own1.y));
-    if (over) {  // relative to the step's own largest score
+    if (over) {  // the reference rises until the step's largest weights fit
       float top0 = score[0], top1 = score[2];
 #pragma unroll
       for (int i = 0; i < 32; i += 4) {

@@ -543,8 +543,8 @@ step_attention(const bf16* projection, const float* logits, const float* bias, c
     offer_kept(s, important + pair * SPLITS * ROOM, candidates + pair * SPLITS * ROOM, rank, position);
   if (!SPREAD) exchange_wait(&s.exchanges[SUMS]);
   if (!SPREAD && ranks && WINDOW_MEANWHILE) offer_candidates(s, ranked, scores, position);
-  // From here on this block reads no scores of others. None ends before all have come here: they need each other's
-  // candidates anyway, but the barrier says it to tools too, and takes no time.
+  // From here on this block reads no scores of others, and none ends before all have come here. They need each other's
+  // candidates anyway; the barrier, which takes no time, says it to compute-sanitizer too.
   if (!SPREAD && CLUSTER > 1) cluster_arrive_relaxed();
   if (WINDOW_MEANWHILE) load_window();
   if (threadIdx.x < HPG) compute_gates(s.gates, threadIdx.x, gates);

@@ -10,11 +10,12 @@
 __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
-// Arrives without a promise about what was written: this block no longer reads other blocks' shared memory.
+// For when nothing that was written has to be seen: a thread has only read.
 __device__ __forceinline__ void cluster_arrive_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
-// All that the cluster's blocks wrote before they arrived, to shared memory and elsewhere, is visible to all of them.
+// All that the cluster's blocks wrote before they arrived, unless relaxed, to shared memory and elsewhere, is visible
+// to all of them.
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 __device__ __forceinline__ int cluster_rank() {
   u32 rank;
