@@ -11,13 +11,13 @@ import { fileURLToPath } from 'node:url';
 import { parse } from 'yaml';
 import { heatMap } from '../dist/dashboard/report/heat-map.js';
 import { lineChart } from '../dist/dashboard/report/svg.js';
+import { count, deviation, mean, median, percent, table, withFigures, writeOrCheck } from './markdown.mjs';
 
 const root = join(dirname(fileURLToPath(import.meta.url)), '..');
 const RESULTS = join(root, 'bench', 'results', 'code-model-run-h200.json');
 const RETRIEVAL = join(root, 'bench', 'results', 'code-model-retrieval-h200.json');
-const SECOND_RETRIEVAL = join(root, 'bench', 'results', 'code-model-retrieval-second-h200.json');
-const THIRD_RETRIEVAL = join(root, 'bench', 'results', 'code-model-retrieval-third-h200.json');
-const SEEDS = join(root, 'bench', 'results', 'code-model-h200.json');
+const EARLIER = join(root, 'bench', 'results', 'code-model-earlier-h200.json');
+const QUALITY = join(root, 'bench', 'results', 'quality-h200.json');
 const PAGE = join(root, 'docs', 'explain', 'code-model.md');
 const image = (name) => join(root, 'docs', 'images', `code-model-${name}.svg`);
 /** Points of a curve that are kept. */
@@ -118,10 +118,6 @@ function thinned(list, count) {
   return Array.from({ length: count }, (_, i) => list[Math.round((i * (list.length - 1)) / (count - 1))]);
 }
 
-function median(values) {
-  return [...values].sort((a, b) => a - b)[Math.floor(values.length / 2)];
-}
-
 /** JSON with lists of numbers on one line. */
 function compact(value) {
   return JSON.stringify(value, null, 1).replace(/\[\s+(?:[-\d.e+]+,?\s*)+\]/g, (list) =>
@@ -132,9 +128,9 @@ function compact(value) {
 function page(isCheck) {
   const run = JSON.parse(readFileSync(RESULTS, 'utf8'));
   const found = JSON.parse(readFileSync(RETRIEVAL, 'utf8'));
-  const second = JSON.parse(readFileSync(SECOND_RETRIEVAL, 'utf8'));
-  const third = JSON.parse(readFileSync(THIRD_RETRIEVAL, 'utf8'));
-  const seeds = JSON.parse(readFileSync(SEEDS, 'utf8'));
+  const earlier = JSON.parse(readFileSync(EARLIER, 'utf8'));
+  const { runs } = JSON.parse(readFileSync(QUALITY, 'utf8'));
+  const seeds = runs.find(({ name }) => name === 'NSA and dense, 32,768 tokens').rows;
   const parts = {
     corpus: corpusTable(run),
     training: trainingTable(run),
@@ -145,22 +141,11 @@ function page(isCheck) {
     gates: gateTable(run),
     retrieval: retrievalTable(found),
     stages: stageTable(found),
-    earlier: earlierTable(run, second, third, found),
+    earlier: earlierTable(run, earlier, found),
     faults: faultTable(run),
   };
-  const before = readFileSync(PAGE, 'utf8');
-  const after = before.replace(/(<!-- figures: (\w+) -->\n)[\s\S]*?(<!-- end -->)/g, (_, start, name, end) => {
-    if (parts[name] === undefined) throw new Error(`${PAGE}: there are no figures ${name}`);
-    return `${start}\n${parts[name]}\n\n${end}`;
-  });
-  const files = new Map([
-    [PAGE, after],
-    ...Object.entries(charts(run, found)).map(([name, svg]) => [image(name), `${svg}\n`]),
-  ]);
-  const stale = [...files].filter(([path, text]) => !existsSync(path) || readFileSync(path, 'utf8') !== text);
-  for (const [path, text] of isCheck ? [] : stale) writeFileSync(path, text);
-  for (const [path] of stale) console.log(`${isCheck ? 'not current' : 'wrote'}: ${path}`);
-  if (isCheck && stale.length > 0) process.exitCode = 1;
+  const figures = Object.entries(charts(run, found)).map(([name, svg]) => [image(name), `${svg}\n`]);
+  writeOrCheck([[PAGE, withFigures(PAGE, parts)], ...figures], isCheck);
 }
 
 function charts(run, { retrieval }) {
@@ -234,23 +219,6 @@ function retrievalChart({ rows }, task) {
   });
 }
 
-function table(titles, rows) {
-  const line = (row) => `| ${row.join(' | ')} |`.replaceAll('|  |', '| |');
-  return [line(titles), `|${'---|'.repeat(titles.length)}`, ...rows.map(line)].join('\n');
-}
-
-function mean(values) {
-  return values.reduce((sum, value) => sum + value, 0) / values.length;
-}
-
-function count(value) {
-  return Math.round(value).toLocaleString('en-US');
-}
-
-function percent(share) {
-  return `${(100 * share).toFixed(1)} %`;
-}
-
 function corpusTable({ corpus: { found, train, validation } }) {
   const megabytes = (bytes) => `${(bytes / 1e6).toFixed(1)} MB`;
   return table(
@@ -276,7 +244,7 @@ function trainingTable({ validation_loss: rows, steps, tokens, tokens_per_s: spe
 }
 
 /** Validation loss after 200 steps with dense attention, and `sparseSteps` with NSA, of the seeds that have both. */
-function seedTable({ runs }, sparseSteps) {
+function seedTable(runs, sparseSteps) {
   const lossOf = (attention, steps, of) =>
     runs.find((run) => run.attention === attention && run.seed === of && run.steps === steps)?.val_loss.at(-1)[1];
   const all = [1, 2, 3]
@@ -284,11 +252,7 @@ function seedTable({ runs }, sparseSteps) {
     .filter(({ nsa, dense }) => nsa !== undefined && dense !== undefined);
   const rows = all.map(({ seed, nsa, dense }) => [seed, ...[nsa, dense, nsa - dense].map((value) => value.toFixed(3))]);
   if (all.length > 1) {
-    const spread = (values) => {
-      const middle = mean(values);
-      const deviation = Math.sqrt(values.reduce((sum, value) => sum + (value - middle) ** 2, 0) / (values.length - 1));
-      return `${middle.toFixed(3)} ± ${deviation.toFixed(3)}`;
-    };
+    const spread = (values) => `${mean(values).toFixed(3)} ± ${deviation(values).toFixed(3)}`;
     const column = (value) => spread(all.map(value));
     rows.push([
       'mean ± deviation',
@@ -368,7 +332,7 @@ function retrievalTable({ retrieval }) {
 }
 
 /** The recipe of the long run and those after it beside the present one. */
-function earlierTable({ retrieval: first }, { retrieval: second }, { retrieval: third }, { retrieval }) {
+function earlierTable({ retrieval: first }, { second, third }, { retrieval }) {
   return table(
     ['task', 'recipe', ...lengthsOf(retrieval).map((length) => `${count(length)} tokens`)],
     TASKS.flatMap((task) =>

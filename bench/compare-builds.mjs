@@ -12,6 +12,7 @@ import { execFile } from 'node:child_process';
 import { writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { parseArgs, promisify } from 'node:util';
+import { median } from './markdown.mjs';
 
 const { values, positionals } = parseArgs({
   allowPositionals: true,
@@ -36,6 +37,7 @@ if (!(Number.isInteger(rounds) && rounds >= 1)) stop('--rounds: expected a whole
 if (!(limit >= 0)) stop('--limit: expected a percentage of at least 0');
 const builds = { before: positionals[0], after: positionals[1] };
 
+// Configs are named by their earlier names, which builds from before the renaming know too.
 /** Training of the small shape on a CPU, of the 125m shape on a GPU; `figures` reads what is compared: more is better. */
 const training = (name, words, steps) => ({
   kind: 'training',
@@ -120,11 +122,6 @@ function result() {
     return { name, before, after, ratio: after / before, all: runs };
   });
   return { machine, device: values.device, rows };
-}
-
-function median(numbers) {
-  const sorted = [...numbers].sort((a, b) => a - b);
-  return (sorted[(sorted.length - 1) >> 1] + sorted[sorted.length >> 1]) / 2;
 }
 
 /** The JSON that a command of one build prints. */

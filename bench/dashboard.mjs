@@ -23,7 +23,7 @@ const [runs = 100, steps = 1_000_000] = process.argv.slice(2).map(Number);
 const folder = mkdtempSync(join(tmpdir(), 'trefoil-dashboard-bench-'));
 const started = Date.now() / 1000 - steps;
 const beat = (step) =>
-  `{"ts":${started + step},"iso":"2026-01-01T00:00:00.000Z","pid":1,"rank":0,"step":${step},"msg":"progress","loss":${(2 + 8 / step).toFixed(6)},"toks_per_s":${39000 + (step % 97)},"dt_fetch_s":0.002,"fetch_p50_ms":2.1,"fetch_p95_ms":5.5,"grad_norm":0.${100 + (step % 800)},"gate_entropy_mean":0.91,"gate_entropy_min":0.4,"gate_max_gate":0.97,"gate_max_gate_mean":0.55,"gate_collapse_frac":0.01,"gate_branch_shares":[0.25,0.4,0.35],"sel_k_mean":14.5,"sel_k_max":16,"sel_pct_at_max":88,"fb_save_failed":0,"fb_spike":0,"gpu_mem_alloc":21800,"gpu_mem_reserved":24100,"mfu":0.41,"data":"fineweb_edu"}\n`;
+  `{"ts":${started + step},"iso":"2026-01-01T00:00:00.000Z","pid":1,"rank":0,"step":${step},"msg":"progress","loss":${(2 + 8 / step).toFixed(6)},"toks_per_s":${39000 + (step % 97)},"dt_fetch_s":0.002,"fetch_p50_ms":2.1,"fetch_p95_ms":5.5,"grad_norm":0.${100 + (step % 800)},"gate_entropy_mean":0.91,"gate_entropy_min":0.4,"gate_max_gate":0.97,"gate_max_gate_mean":0.55,"gate_collapse_frac":0.01,"gate_branch_shares":[0.25,0.4,0.35],"sel_k_mean":14.5,"sel_k_max":16,"sel_pct_at_max":88,"fb_save_failed":0,"fb_spike":0,"gpu_mem_alloc":21800,"gpu_mem_reserved":24100,"mfu":0.41,"data":"hub"}\n`;
 
 function write(path, header, line, every) {
   const file = openSync(path, 'w');

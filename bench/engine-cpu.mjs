@@ -1,10 +1,12 @@
-// What the engine adds to decoding on the CPU: CPU time of a token in the engine, and of the same model without it, on one
-// thread. CPU time, because a busy machine changes it little.
+// The cost of the engine while decoding on the CPU: CPU time of a token in the engine, and of the same model without
+// it, on one thread. CPU time, because a busy machine changes it little.
 //
 //   node bench/engine-cpu.mjs MODEL [--streams 1,8] [--tokens 40] [--rounds 5]
 import { parseArgs } from 'node:util';
-import { createEngine, DecodeCache, loadModel, openDevice } from '../dist/index.js';
+import { createEngine, loadModel, openDevice } from '../dist/index.js';
 import { prefill, readTokens } from '../dist/infer/decode.js';
+import { DecodeCache } from '../dist/model/cache.js';
+import { median } from './markdown.mjs';
 
 const { values, positionals } = parseArgs({
   allowPositionals: true,
@@ -66,7 +68,6 @@ async function inEngine(streams) {
   return ms;
 }
 
-const median = (all) => [...all].sort((a, b) => a - b)[Math.floor(all.length / 2)];
 for (const streams of values.streams.split(',').map(Number)) {
   const rounds = [];
   for (let i = 0; i < Number(values.rounds); i++) {

@@ -6,13 +6,11 @@
 // Sends the requests of a round at once, on connections that are open, each prepared as bytes before. The clock of a request
 // starts when its last byte went to the system, and stops with the first byte of its answer. Prints one JSON value: the
 // percentiles of each round in milliseconds. With --text the prompts are texts of --tokens bytes.
-import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { connect } from 'node:net';
-import { createInterface } from 'node:readline';
 import { setTimeout } from 'node:timers/promises';
-import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
+import { startServer } from './server.mjs';
 
 const { values, positionals } = parseArgs({
   allowPositionals: true,
@@ -30,16 +28,8 @@ if ((model === undefined) === (values.url === undefined))
 const requests = Number(values.requests);
 const count = Number(values.tokens);
 
-const main = fileURLToPath(new URL('../dist/cli/main.js', import.meta.url));
-const words = ['serve', '--model', model, '--port', '0', '--max-context', String(count + 16), '--prefix-cache-gb', '0'];
-const server = model === undefined ? null : spawn(process.execPath, [main, ...words], { stdio: ['ignore', 'pipe', 2] });
-const url = server ? await listening(server) : values.url;
-
-async function listening({ stdout }) {
-  for await (const line of createInterface({ input: stdout }))
-    if (line.startsWith('listening on ')) return line.slice('listening on '.length);
-  throw new Error('the server did not start');
-}
+const server = model && (await startServer('--model', model, '--max-context', count + 16, '--prefix-cache-gb', 0));
+const url = server?.url ?? values.url;
 
 function requestBytes(number, host) {
   const tokens = Array.from({ length: count }, (_, i) => (i * i * 7 + i * 91 + number) % 251);
@@ -91,7 +81,4 @@ for (let i = 0; i < Number(values.rounds); i++) {
 console.log(
   JSON.stringify({ requests, prompt_tokens: count, as: values.text ? 'text' : 'tokens', first_byte_ms: rounds }),
 );
-if (server) {
-  server.kill('SIGTERM');
-  await once(server, 'exit');
-}
+await server?.stop();

@@ -8,15 +8,14 @@
 // --repeats new servers for the last two rows, and of three times as many requests for "memory". With --text
 // the prompt is a text of --tokens bytes instead of a list of tokens. UV_THREADPOOL_SIZE in the environment is the number
 // of threads that read files, 4 by default.
-import { spawn } from 'node:child_process';
 import { mkdtempSync, rmSync } from 'node:fs';
 import { Agent, request as httpRequest } from 'node:http';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { createInterface } from 'node:readline';
 import { setTimeout } from 'node:timers/promises';
-import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
+import { median } from './markdown.mjs';
+import { startServer } from './server.mjs';
 
 const { values, positionals } = parseArgs({
   allowPositionals: true,
@@ -30,7 +29,6 @@ const [model] = positionals;
 if (!model) throw new Error('usage: node bench/prefix-cache.mjs MODEL [--tokens N] [--repeats N] [--text]');
 const count = Number(values.tokens);
 const repeats = Number(values.repeats);
-const main = fileURLToPath(new URL('../dist/cli/main.js', import.meta.url));
 const agent = new Agent({ keepAlive: true });
 const folder = mkdtempSync(join(tmpdir(), 'trefoil-prefix-bench-'));
 
@@ -39,21 +37,14 @@ const WRITING_MS = 1500;
 
 /** Runs `use` with the URL of a server on the folder. */
 async function withServer(use) {
-  const words = ['serve', '--model', model, '--port', '0', '--max-context', String(count + 16)];
-  const memory = ['--max-batch', '1', '--prefix-cache-gb', '4', '--prefix-cache-dir', folder];
-  const server = spawn(process.execPath, [main, ...words, ...memory], { stdio: ['ignore', 'pipe', 'inherit'] });
-  const ended = new Promise((resolve) => server.once('exit', resolve));
-  const url = await new Promise((resolve, reject) => {
-    createInterface({ input: server.stdout }).on('line', (line) => {
-      if (line.startsWith('listening on ')) resolve(line.slice('listening on '.length));
-    });
-    void ended.then(() => reject(new Error('the server did not start')));
-  });
+  const { url, stop } = await startServer(
+    ...['--model', model, '--max-context', count + 16],
+    ...['--max-batch', 1, '--prefix-cache-gb', 4, '--prefix-cache-dir', folder],
+  );
   try {
     return await use(url);
   } finally {
-    server.kill('SIGTERM');
-    await ended;
+    await stop();
   }
 }
 
@@ -108,8 +99,7 @@ async function measure(url, start, end = 0) {
   return { ...times, engine: 1000 * ((await engineSeconds(url)) - before), cached };
 }
 
-const median = (all) => [...all].sort((a, b) => a - b)[Math.floor(all.length / 2)];
-/** Of the row "cold", with which the later ones are compared. */
+/** Time of the row "cold", with which later rows are compared. */
 let cold = Number.NaN;
 const row = (name, all) => {
   const of = (key) => median(all.map((one) => one[key])).toFixed(1);

@@ -43,7 +43,7 @@ writeFileSync(
       vocab_size: 1024,
     },
     data: { source: 'synthetic', vocab_size: 1024, val_fraction: 0 },
-    runtime: { device: 'cpu', tb: false, csv_logs: false },
+    runtime: { device: 'cpu', tensorboard: false, csv_logs: false },
     train: { steps, seq_len: LENGTH, log_every: 1000000, save_every: 0, warmup_steps: 0, hash_every: 0 },
   }),
 );

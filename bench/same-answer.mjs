@@ -11,10 +11,11 @@
 // exit code is 1 if the rule is broken.
 import { setImmediate } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
-import { createEngine, DecodeCache, loadModel, openDevice } from '../dist/index.js';
+import { createEngine, loadModel, openDevice } from '../dist/index.js';
 import { readRows } from '../dist/infer/decode.js';
-import { positionLogprobs } from '../dist/infer/engine/logprobs.js';
-import { usedVocabulary } from '../dist/infer/generate.js';
+import { positionLogprobs } from '../dist/infer/engine/sequence.js';
+import { usedVocabulary } from '../dist/infer/load.js';
+import { DecodeCache } from '../dist/model/cache.js';
 import { kernelOptions } from '../dist/model/kernels.js';
 
 const { values, positionals } = parseArgs({

@@ -1,15 +1,13 @@
-// What a long prompt costs the others: the time between tokens of running streams while it arrives.
+// The cost of a long prompt for other requests: the time between tokens of running streams while it arrives.
 //
 //   node bench/serve-long-prompt.mjs MODEL [--tokens 65536] [--streams 31] [--tile 256] [--seconds 60]
 //
 // Starts a server, lets the streams generate, sends the prompt twice, and prints one JSON value for each: times between
 // tokens before and during the prompt, and the time of one tile (the prompt's time to the first token divided by its
 // tiles). The first prompt of a server also pays for memory that later ones reuse.
-import { spawn } from 'node:child_process';
-import { createInterface } from 'node:readline';
 import { setTimeout } from 'node:timers/promises';
-import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
+import { startServer } from './server.mjs';
 
 const { values, positionals } = parseArgs({
   allowPositionals: true,
@@ -24,17 +22,10 @@ const [model] = positionals;
 if (!model) throw new Error('usage: node bench/serve-long-prompt.mjs MODEL [--tokens N] [--streams N] [--tile N]');
 const count = Number(values.tokens);
 const streams = Number(values.streams);
-const main = fileURLToPath(new URL('../dist/cli/main.js', import.meta.url));
-const words = ['--model', model, '--port', '0', '--max-batch', String(streams + 1), '--prefix-cache-gb', '0'];
-const sizes = ['--max-context', String(Math.max(count, 65_536) + 4096), '--tile', values.tile];
-const server = spawn(process.execPath, [main, 'serve', ...words, ...sizes], { stdio: ['ignore', 'pipe', 'inherit'] });
-const ended = new Promise((resolve) => server.once('exit', resolve));
-const url = await new Promise((resolve, reject) => {
-  createInterface({ input: server.stdout }).on('line', (line) => {
-    if (line.startsWith('listening on ')) resolve(line.slice('listening on '.length));
-  });
-  void ended.then(() => reject(new Error('the server did not start')));
-});
+const { url, stop } = await startServer(
+  ...['--model', model, '--max-batch', streams + 1, '--prefix-cache-gb', 0],
+  ...['--max-context', Math.max(count, 65_536) + 4096, '--tile', values.tile],
+);
 const token = (i) => (i * i * 7 + i * 91) % 251;
 
 /** Streams until `signal`; calls `onToken` with the time of every token. */
@@ -75,8 +66,7 @@ for (const shift of [0, 1]) {
 }
 over.abort();
 await Promise.all(running);
-server.kill('SIGTERM');
-await ended;
+await stop();
 
 const gaps = (from, to) =>
   times.flatMap((seen) => seen.flatMap((at, i) => (i > 0 && at > from && at <= to ? [at - seen[i - 1]] : [])));

@@ -4,13 +4,12 @@
 // memory grows, a request fails, or less than 0.97 of the capacity is completed.
 //
 //   node bench/serve-soak.mjs MODEL [--seconds 15] [--disconnects 12000] [--minutes 10]
-import { spawn } from 'node:child_process';
 import { readFileSync } from 'node:fs';
 import { connect } from 'node:net';
-import { createInterface } from 'node:readline';
-import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
 import { loadServer } from '../dist/bench/serve.js';
+import { mean } from './markdown.mjs';
+import { startServer } from './server.mjs';
 
 const { values, positionals } = parseArgs({
   allowPositionals: true,
@@ -22,22 +21,16 @@ const { values, positionals } = parseArgs({
 });
 const [model] = positionals;
 if (!model) throw new Error('usage: node bench/serve-soak.mjs MODEL [--seconds N] [--disconnects N] [--minutes N]');
-const main = fileURLToPath(new URL('../dist/cli/main.js', import.meta.url));
-const words = ['--model', model, '--port', '0', '--max-batch', '8', '--max-queued', '8', '--prefix-cache-gb', '0'];
-const server = spawn(process.execPath, [main, 'serve', ...words], { stdio: ['ignore', 'pipe', 'inherit'] });
-const ended = new Promise((resolve) => server.once('exit', resolve));
-const url = await new Promise((resolve) => {
-  createInterface({ input: server.stdout }).on('line', (line) => {
-    if (line.startsWith('listening on ')) resolve(line.slice('listening on '.length));
-  });
-});
+const { url, pid, stop } = await startServer(
+  ...['--model', model, '--max-batch', 8, '--max-queued', 8, '--prefix-cache-gb', 0],
+);
 
 const metric = async (name) => {
   const text = await (await fetch(`${url}/metrics`)).text();
   return Number(new RegExp(`^trefoil:${name} (\\S+)$`, 'm').exec(text)[1]);
 };
 /** Resident memory in MiB. */
-const memory = () => Number(/^VmRSS:\s+(\d+)/m.exec(readFileSync(`/proc/${server.pid}/status`, 'utf8'))[1]) / 1024;
+const memory = () => Number(/^VmRSS:\s+(\d+)/m.exec(readFileSync(`/proc/${pid}/status`, 'utf8'))[1]) / 1024;
 
 /** Connections that send nonsense, or ask for a stream and read nothing. */
 async function abuse() {
@@ -88,11 +81,11 @@ for (let part = 0; part < PARTS; part++) {
   over.goodput += result.goodput / PARTS;
   capacities.push((await loadServer(closed)).goodput);
 }
-const mean = capacities.reduce((sum, one) => sum + one, 0) / capacities.length;
-const share = over.goodput / mean;
+const middle = mean(capacities);
+const share = over.goodput / middle;
 console.log(
   `4 times the capacity: ${over.completed} completed, ${over.refused} refused, ${over.failed} failed; goodput ` +
-    `${over.goodput.toFixed(0)} tok/s, ${share.toFixed(3)} of the capacity, ${mean.toFixed(0)} tok/s ` +
+    `${over.goodput.toFixed(0)} tok/s, ${share.toFixed(3)} of the capacity, ${middle.toFixed(0)} tok/s ` +
     `(${Math.min(...capacities).toFixed(0)} to ${Math.max(...capacities).toFixed(0)})`,
 );
 const leaving = { ...load, requests: Number(values.disconnects), concurrency: 16, rate: null, disconnect: 1, seed: 2 };
@@ -118,8 +111,7 @@ for (let seed = 1; Date.now() < until; seed++) {
       `pages ${round.pages} bytes, memory ${round.mib.toFixed(0)} MiB`,
   );
 }
-server.kill('SIGTERM');
-const code = await ended;
+const code = await stop();
 const half = rounds.slice(Math.floor(rounds.length / 2));
 const growth = (rounds.at(-1)?.mib ?? 0) - (half[0]?.mib ?? 0);
 const all = [over, left, ...rounds];

@@ -16,7 +16,7 @@ import { parseArgs } from 'node:util';
 const { values } = parseArgs({
   options: {
     device: { type: 'string', default: 'cuda' },
-    config: { type: 'string', default: 'm7c_125m_80g' },
+    config: { type: 'string', default: '125m_80g' },
     repeats: { type: 'string', default: '2' },
     out: { type: 'string' },
   },

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A run on several GPUs or machines, started by PyTorch's launcher. Run it on every machine:
 #
-#   deploy/torchrun.sh --config m7c_125m_2xa100_production --out-dir /shared/runs/mine
+#   deploy/torchrun.sh --config 125m_2xa100_production --out-dir /shared/runs/mine
 #   NNODES=2 NODE_RANK=0 MASTER_ADDR=host-a deploy/torchrun.sh …      on the first machine
 #   NNODES=2 NODE_RANK=1 MASTER_ADDR=host-a deploy/torchrun.sh …      on the second
 #

@@ -1,7 +1,8 @@
 // Loss, perplexity and bits per byte of a model on the held-out samples of a loader: random bytes here; for text of yours
 // give `createLoader` the source 'text' and a path.
-import { LanguageModel, modelShape, openDevice, parseConfig, Sequences, sparseLayout, Tensor } from 'trefoil';
+import { openDevice, parseConfig } from 'trefoil';
 import { createLoader, createTokenizer } from 'trefoil/data';
+import { LanguageModel, modelShape, Tensor } from 'trefoil/nn';
 
 const device = openDevice('auto');
 const config = parseConfig({
@@ -10,31 +11,28 @@ const config = parseConfig({
 });
 const tokenizer = createTokenizer('byte');
 // A fresh model; with one of yours: const { model } = loadModel(device, 'artifacts/mine');
-const model = new LanguageModel(device, modelShape(config, tokenizer.vocabSize), 1);
+using model = new LanguageModel(device, modelShape(config, tokenizer.vocabSize), 1);
 
 const [length, rows] = [64, 2];
 const loader = await createLoader({
   source: 'synthetic',
   tokenizer: 'byte',
-  vocab_size: tokenizer.vocabSize,
-  val_fraction: 0.5,
+  vocabSize: tokenizer.vocabSize,
+  valFraction: 0.5,
   seed: 3,
-  seq_len: length,
-  batch_size: rows,
+  seqLen: length,
+  batchSize: rows,
 });
-const sequences = new Sequences(device, new Array(rows).fill(length));
-const layout = sparseLayout(sequences, config.nsa);
+const lengths = new Array<number>(rows).fill(length);
 let [total, count] = [0, 0];
 for (const batch of loader.evalBatches(4)) {
-  const ids = Tensor.from(device, batch.inputs, [batch.inputs.length], 'i32');
-  const targets = Tensor.from(device, batch.targets, [batch.targets.length], 'i32');
-  const losses = model.losses(ids, targets, { layout }); // one per token; ignored targets have 0
+  using ids = Tensor.from(device, batch.inputs, [batch.inputs.length], 'i32');
+  using targets = Tensor.from(device, batch.targets, [batch.targets.length], 'i32');
+  using losses = model.losses(ids, targets, { lengths }); // one per token; ignored targets have 0
   for (const loss of losses.read()) total += loss;
   count += batch.targetCount;
-  for (const tensor of [ids, targets, losses]) tensor.free();
 }
 const loss = total / count;
 console.log(`${count} targets: loss ${loss.toFixed(4)}, perplexity ${Math.exp(loss).toFixed(1)}`);
 console.log(`bits per byte: ${(loss / Math.log(2)).toFixed(3)}`); // a byte-level model has one byte per token
-for (const held of [layout, sequences, model]) held.free();
 loader.close();

@@ -26,9 +26,8 @@ const result = await train({
 });
 console.log(`${result.status}: loss ${result.firstLoss?.toFixed(3)} -> ${result.lastLoss?.toFixed(3)}`);
 
-const loaded = loadModel(device, result.outDir);
+using loaded = loadModel(device, result.outDir);
 let text = 'Once upon a time';
 for await (const piece of generate(loaded, text, { maxNewTokens: 60, sampling: { temperature: 0.5, seed: 1 } }))
   text += piece;
 console.log(text);
-loaded.free();

@@ -1,7 +1,8 @@
 // Text from a model as it is generated: piece by piece, until an AbortSignal or a stop string, and several prompts at
 // once. The model here is a fresh one; give `loadModel` the folder of a run to use yours.
-import { generate, generateAll, LanguageModel, modelShape, openDevice, parseConfig } from 'trefoil';
+import { generate, generateAll, openDevice, parseConfig } from 'trefoil';
 import { createTokenizer } from 'trefoil/data';
+import { LanguageModel, modelShape } from 'trefoil/nn';
 
 const device = openDevice('auto');
 const config = parseConfig({
@@ -9,7 +10,7 @@ const config = parseConfig({
   nsa: { l: 8, d: 4, l_sel: 16, n_sel: 3, w: 16 },
 });
 const tokenizer = createTokenizer('byte');
-const model = new LanguageModel(device, modelShape(config, tokenizer.vocabSize), 1);
+using model = new LanguageModel(device, modelShape(config, tokenizer.vocabSize), 1);
 const source = { model, tokenizer, config }; // what loadModel(device, folder) returns
 
 const controller = new AbortController();
@@ -29,4 +30,3 @@ const texts = ['', '', ''];
 const options = { maxNewTokens: 20, sampling: { temperature: 0.8, topK: 40, topP: 0.95, seed: 7 }, stop: ['\n\n'] };
 for await (const { index, text } of generateAll(source, ['One', 'Two', 'Three'], options)) texts[index] += text;
 console.log(`characters of three texts: ${texts.map((text) => text.length).join(' ')}`);
-model.free();

@@ -62,7 +62,7 @@ const licences = ['preact', 'uplot'].map((name) =>
 );
 pages.set(join(root, 'dist', 'dashboard', 'web', 'LICENSES.txt'), Buffer.concat(licences));
 for (const [path, content] of pages) replace(path, content);
-// What is left of a source that was renamed or deleted would be shipped for ever.
+// Outputs of renamed and deleted sources would be shipped for ever.
 for (const entry of readdirSync(join(root, 'dist'), { recursive: true, withFileTypes: true })) {
   const path = join(entry.parentPath ?? entry.path, entry.name);
   const source = join(root, 'src', path.slice(join(root, 'dist').length)).replace(/(\.d\.ts|\.js|\.js\.map)$/, '.ts');

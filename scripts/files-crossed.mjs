@@ -1,100 +1,60 @@
-// Lists the source files that run in one training step, one generated token and one resume, by measuring them.
+// Lists the source files of which a function ran in a command, by room and by number of calls. By default of three
+// commands: a training of six steps, its continuation, and the generation of 40 tokens.
 //
-//   npm run build && node scripts/files-crossed.mjs [--functions]
+//   npm run build && node scripts/files-crossed.mjs [COMMAND WORD...]
 //
-// A file counts if one of its functions ran in the span, on the main thread, on the CPU, after a warm-up. The span of a step
-// is from one record of a step to the next, until records are handed to the log thread; its formats and files
-// (src/run/logs) are not counted. Operations are counted apart: a step and a token call each of them, so `ops`, `tensor`
-// and `device` are as many files as a model has operations.
-import { mkdtempSync, rmSync } from 'node:fs';
-import { Session } from 'node:inspector';
+// Files that were only loaded are not listed. Worker threads are included.
+import { spawnSync } from 'node:child_process';
+import { mkdtempSync, readdirSync, readFileSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 
-const root = new URL('../', import.meta.url);
-const dist = new URL('dist/', root).href;
-const isDetailed = process.argv.includes('--functions');
-const session = new Session();
-session.connect();
-post('Profiler.enable');
-post('Profiler.startPreciseCoverage', { callCount: true, detailed: false });
+const dist = new URL('../dist/', import.meta.url).href;
+const folder = mkdtempSync(join(tmpdir(), 'trefoil-files-crossed-'));
+const run = join(folder, 'run');
+const train = ['train', '--config', 'quickstart', '--device', 'cpu', '--out-dir', run, '--set', 'train.save_every=6'];
+const generate = ['generate', '--model', run, '--device', 'cpu', '--prompt', 'The', '--max-new-tokens', '40'];
+const given = process.argv.slice(2);
+const commands =
+  given.length > 0 ? [given] : [[...train, '--steps', '6'], [...train, '--steps', '7', '--resume', 'auto'], generate];
 
-const { generate, loadModel, openDevice, readConfig, train, Trainer } = await import(`${dist}index.js`);
-const outDir = mkdtempSync(join(tmpdir(), 'trefoil-files-crossed-'));
-const device = openDevice('cpu', { threads: 1 });
 try {
-  report('one training step', await trainingStep());
-  report('one generated token', await generatedToken());
-  report('one resume', await resume());
+  commands.forEach((words, i) => {
+    report(words, callsByFile(words, join(folder, `coverage-${i}`)));
+  });
 } finally {
-  rmSync(outDir, { recursive: true });
+  rmSync(folder, { recursive: true });
 }
 
-async function trainingStep() {
-  let files = new Map();
-  const onStep = ({ step }) => {
-    if (step < 6) files = filesRun(); // the last step also computes statistics by layer
-  };
-  await train({ config: config(), device, onStep, say: () => {} });
-  return files;
+/** Runs the command; returns how many times functions of each file of dist/ were called. */
+function callsByFile(words, coverage) {
+  const env = { ...process.env, NODE_V8_COVERAGE: coverage };
+  const main = fileURLToPath(new URL('cli/main.js', dist));
+  const { status } = spawnSync(process.execPath, [main, ...words], { env, stdio: ['ignore', 'ignore', 'inherit'] });
+  if (status !== 0) throw new Error(`${words.join(' ')} exited with ${status}`);
+  const calls = new Map();
+  for (const file of readdirSync(coverage))
+    for (const { url, functions } of JSON.parse(readFileSync(join(coverage, file), 'utf8')).result) {
+      if (!url.startsWith(dist)) continue;
+      const name = url.slice(dist.length).replace(/\.js$/, '.ts');
+      // The body of the module is a function without a name.
+      const named = functions.filter(({ functionName }) => functionName !== '');
+      const count = named.reduce((sum, { ranges: [{ count }] }) => sum + count, 0);
+      if (count > 0) calls.set(name, (calls.get(name) ?? 0) + count);
+    }
+  return calls;
 }
 
-async function generatedToken() {
-  const loaded = loadModel(device, outDir);
-  let files = new Map();
-  // Bytes are tokens here, so most pieces of text are one token.
-  for await (const _ of generate(loaded, 'The format', { maxNewTokens: 40 })) files = filesRun();
-  loaded.free();
-  return files;
-}
-
-async function resume() {
-  const loaded = loadModel(device, outDir);
-  const trainer = new Trainer({ model: loaded.model, data: config() });
-  await trainer.resume(outDir);
-  filesRun();
-  await trainer.resume(outDir);
-  const files = filesRun();
-  trainer.free();
-  loaded.free();
-  return files;
-}
-
-function config() {
-  return readConfig('text_cpu', {
-    model: { dim: 64, n_layers: 2 },
-    data: { path: fileURLToPath(new URL('CHANGELOG.md', root)) },
-    train: { steps: 6, log_every: 1, eval_every: 0, save_every: 6, sample_every: 0, out_dir: outDir },
-  });
-}
-
-/** Files of src/ with the functions that ran since the last call. */
-function filesRun() {
-  const files = new Map();
-  for (const { url, functions } of post('Profiler.takePreciseCoverage').result) {
-    if (!url.startsWith(dist)) continue;
-    const ran = functions.filter(({ ranges: [{ count }] }) => count > 0).map(({ functionName }) => functionName);
-    if (ran.length > 0) files.set(url.slice(dist.length).replace(/\.js$/, '.ts'), ran);
+function report(words, calls) {
+  const rooms = new Map();
+  for (const [file, count] of calls) {
+    const room = file.includes('/') ? file.split('/')[0] : 'src';
+    rooms.set(room, [...(rooms.get(room) ?? []), [file, count]]);
   }
-  return files;
-}
-
-function report(title, files) {
-  const names = [...files.keys()].sort();
-  const isArithmetic = (name) => /^(ops|tensor|device)\//.test(name);
-  const [own, arithmetic] = [names.filter((name) => !isArithmetic(name)), names.filter(isArithmetic)];
-  console.log(`${title}: ${own.length} files, and ${arithmetic.length} of ops, tensor and device`);
-  for (const name of [...own, ...arithmetic])
-    console.log(`  src/${name}${isDetailed ? `: ${files.get(name).filter(Boolean).join(', ')}` : ''}`);
-}
-
-/** Calls back before it returns, because the session is connected to its own thread. */
-function post(method, params) {
-  let answer;
-  session.post(method, params, (error, result) => {
-    if (error) throw new Error(`${method}: ${error.message}`);
-    answer = result;
-  });
-  return answer;
+  console.log(`\ntrefoil ${words.join(' ')}: ${calls.size} files`);
+  for (const [name, files] of [...rooms].sort(([, a], [, b]) => b.length - a.length)) {
+    console.log(`  ${name}: ${files.length}`);
+    for (const [file, count] of files.sort(([, a], [, b]) => b - a)) console.log(`    src/${file} ${count}`);
+  }
 }

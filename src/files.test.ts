@@ -20,6 +20,7 @@ import {
   isDiskError,
   isFileSystemError,
   isPlainObject,
+  namesFile,
   openRegularFile,
   readFully,
   writeFileAtomic,
@@ -114,4 +115,10 @@ test('creating a folder throws where a file is in the way, and where the system 
 
 test('lists and null are no objects', () => {
   expect([{}, [], null, 1, 'x'].map(isPlainObject)).toEqual([true, false, false, false, false]);
+});
+
+test('a name with an extension is meant as a file, one with a version is not', () => {
+  for (const path of ['model.pt', 'a/report.md', 'x.safetensors', 'a.7z.tar']) expect(namesFile(path), path).toBe(true);
+  for (const path of ['model', 'a.b/run', 'SmolLM2-1.7B', 'run.2', 'run.v2', '.hidden', 'x.md/'])
+    expect(namesFile(path), path).toBe(false);
 });

@@ -4,12 +4,15 @@
  */
 import {
   closeSync,
+  constants,
+  fstatSync,
   fsyncSync,
   mkdirSync,
   openSync,
   readdirSync,
   readFileSync,
   readSync,
+  realpathSync,
   renameSync,
   rmSync,
   type Stats,
@@ -17,7 +20,7 @@ import {
   writeSync,
 } from 'node:fs';
 import { homedir } from 'node:os';
-import { basename, dirname, join } from 'node:path';
+import { basename, dirname, extname, join, sep } from 'node:path';
 import type { Environment } from './environment.js';
 import { TrefoilError, UsageError } from './errors.js';
 import { pidExists } from './process-identity.js';
@@ -53,6 +56,13 @@ export function isFileSystemError(error: unknown): boolean {
 
 export function isDiskError(error: unknown): boolean {
   return DISK_ERRORS.has(errorCode(error) ?? '');
+}
+
+/** Whether a path is meant as a file: it has an extension (`.pt`; not a version, as `.2` or `.v2`) and is no folder. */
+export function namesFile(path: string): boolean {
+  return (
+    !path.endsWith('/') && /^\.(?!v\d)[a-z][a-z0-9]*$/i.test(extname(path)) && !statOrUndefined(path)?.isDirectory()
+  );
 }
 
 /** One line a person can act on, for any error of a file operation. */
@@ -95,29 +105,70 @@ export function statOrUndefined(path: string): Stats | undefined {
   }
 }
 
-/** Opens a regular file for reading; a folder, a pipe or a missing file is refused by name (a pipe would block for ever). */
-export function openRegularFile(path: string): { descriptor: number; size: number } {
+/** Files that people write by hand, and those of a run. Beyond it a text cannot be held in memory anyway. */
+const TEXT_BYTES = 2 ** 29 - 2 ** 10;
+
+export interface LinkOptions {
+  /**
+   * Symbolic links: followed (default), refused, or followed inside the folder of a model. A stranger's folder must not make
+   * the program show or copy files from elsewhere.
+   */
+  readonly links?: 'followed' | 'refused' | 'in model';
+}
+
+export interface OpenFile {
+  readonly descriptor: number;
+  readonly size: number;
+  readonly inode: number;
+}
+
+/** Opens a regular file for reading. A folder, a pipe and a device are refused by name: reading them may never end. */
+export function openRegularFile(path: string, { links = 'followed' }: LinkOptions = {}): OpenFile {
+  let descriptor: number | undefined;
   try {
-    const facts = statSync(path);
+    if (links === 'in model') expectInModel(path);
+    // O_NONBLOCK: opening a pipe without a writer would block.
+    const flags = constants.O_RDONLY | constants.O_NONBLOCK | (links === 'refused' ? constants.O_NOFOLLOW : 0);
+    descriptor = openSync(path, flags);
+    const facts = fstatSync(descriptor);
     if (facts.isDirectory()) throw new UsageError(`${path}: is a folder; name a file`);
     if (!facts.isFile()) throw new UsageError(`${path}: is not a regular file; name a file on disk`);
-    return { descriptor: openSync(path, 'r'), size: facts.size };
+    return { descriptor, size: facts.size, inode: facts.ino };
   } catch (error) {
+    if (descriptor !== undefined) closeSync(descriptor);
+    if (errorCode(error) === 'ELOOP' && links === 'refused')
+      throw new UsageError(`${path}: is a symbolic link, which is not followed here; put the file itself there`);
+    // A socket.
+    if (errorCode(error) === 'ENXIO') throw new UsageError(`${path}: is not a regular file; name a file on disk`);
     throw fileError('read', path, error);
   }
 }
 
+/** Refuses a file that a link leads to from another folder, unless that is the folder of the blobs of a hub's snapshot. */
+function expectInModel(path: string): void {
+  const folder = realpathSync(dirname(path));
+  const real = realpathSync(path);
+  const above = dirname(folder);
+  const blobs = basename(above) === 'snapshots' ? [join(dirname(above), 'blobs')] : [];
+  if ([folder, ...blobs].some((allowed) => real.startsWith(join(allowed, sep)))) return;
+  throw new UsageError(`${path}: is a link that leaves its folder, to ${real}; put the file itself there`);
+}
+
 /** Reads from a regular file with `use` and closes it; undefined when the file is missing. */
-export function withFile<Result>(path: string, use: (descriptor: number, size: number) => Result): Result | undefined {
-  let file: ReturnType<typeof openRegularFile>;
+export function withFile<Result>(
+  path: string,
+  use: (descriptor: number, size: number, inode: number) => Result,
+  options: LinkOptions = {},
+): Result | undefined {
+  let file: OpenFile;
   try {
-    file = openRegularFile(path);
+    file = openRegularFile(path, options);
   } catch (error) {
     if (errorCode(error) === 'ENOENT') return undefined;
     throw error;
   }
   try {
-    return use(file.descriptor, file.size);
+    return use(file.descriptor, file.size, file.inode);
   } catch (error) {
     throw fileError('read', path, error);
   } finally {
@@ -125,14 +176,31 @@ export function withFile<Result>(path: string, use: (descriptor: number, size: n
   }
 }
 
-/** The text of a file; undefined when it is missing. */
-export function readText(path: string): string | undefined {
+/** The text of a regular file of at most `limit` bytes; undefined when it is missing. */
+export function readText(path: string, { limit = TEXT_BYTES, ...options }: TextOptions = {}): string | undefined {
+  return withFile(path, (descriptor, size) => readWhole(path, descriptor, size, limit).toString('utf8'), options);
+}
+
+export interface TextOptions extends LinkOptions {
+  readonly limit?: number;
+}
+
+/** The bytes of a regular file of at most `limit` bytes; throws when it is missing. */
+export function readRegularFile(path: string, { limit = TEXT_BYTES, ...options }: TextOptions = {}): Buffer {
+  const { descriptor, size } = openRegularFile(path, options);
   try {
-    return readFileSync(path, 'utf8');
+    return readWhole(path, descriptor, size, limit);
   } catch (error) {
-    if (errorCode(error) === 'ENOENT') return undefined;
     throw fileError('read', path, error);
+  } finally {
+    closeSync(descriptor);
   }
+}
+
+function readWhole(path: string, descriptor: number, size: number, limit: number): Buffer {
+  if (size > limit) throw new UsageError(`${path}: is too large: ${size} bytes, more than the ${limit} that are read`);
+  const bytes = Buffer.alloc(size);
+  return bytes.subarray(0, readFully(descriptor, bytes, 0));
 }
 
 /** The text of a file that a user named: throws when it is missing. */
@@ -144,13 +212,9 @@ export function readGivenText(path: string): string {
   }
 }
 
-/** Copies a file; the copy appears complete. */
-export function copyFile(from: string, to: string): void {
-  try {
-    writeFileAtomic(to, readFileSync(from));
-  } catch (error) {
-    throw fileError('copy', from, error);
-  }
+/** Copies a regular file; the copy appears complete. */
+export function copyFile(from: string, to: string, options: TextOptions = {}): void {
+  writeFileAtomic(to, readRegularFile(from, options));
 }
 
 /** Writes all of `bytes`, however many calls it takes: one write may be short. */
@@ -267,10 +331,20 @@ export function cacheFolder(environment: Environment): string {
   return environment['TREFOIL_CACHE'] || join(environment['XDG_CACHE_HOME'] || join(homedir(), '.cache'), 'trefoil');
 }
 
-/** The object in JSON text of a file or a line; undefined if it is not one: after a crash of the machine, garbage is expected. */
+/** Text shorter than this cannot be nested so deeply that recursive readers run out of stack. */
+const SHALLOW_CHARACTERS = 4096;
+const MAX_DEPTH = 256;
+
+/**
+ * The object in JSON text of a file or a line; undefined if it is not one: after a crash of the machine, garbage is expected.
+ * Nor if it is nested deeper than any writer would.
+ */
 export function parseObject(text: string): Record<string, unknown> | undefined {
+  // Garbage may have millions of lines, and errors are slow.
+  if (!/^\s*\{/.test(text) || !text.trimEnd().endsWith('}')) return undefined;
   try {
     const parsed: unknown = JSON.parse(text);
+    if (text.length > SHALLOW_CHARACTERS && !isShallow(parsed)) return undefined;
     return isPlainObject(parsed) ? parsed : undefined;
   } catch (error) {
     if (!(error instanceof SyntaxError)) throw error;
@@ -278,6 +352,25 @@ export function parseObject(text: string): Record<string, unknown> | undefined {
   }
 }
 
+/** Whether JSON data has at most `MAX_DEPTH` levels. */
+export function isShallow(value: unknown): boolean {
+  let level: unknown[] = [value];
+  for (let depth = 0; level.length > 0; depth++) {
+    if (depth > MAX_DEPTH) return false;
+    level = level.flatMap((one) => (typeof one === 'object' && one !== null ? Object.values(one) : []));
+  }
+  return true;
+}
+
 export function isPlainObject(value: unknown): value is Record<string, unknown> {
   return typeof value === 'object' && value !== null && !Array.isArray(value);
+}
+
+/** Says which other users than this one and root can change a file or folder; null if none can, and on Windows. */
+export function othersWith(path: string): string | null {
+  const own = process.getuid?.();
+  if (own === undefined) return null; // Windows has neither owners nor modes in this sense
+  const { uid, mode } = statSync(path);
+  if (uid !== own && uid !== 0) return `belongs to another user (uid ${uid})`;
+  return (mode & 0o022) === 0 ? null : 'can be written by other users';
 }

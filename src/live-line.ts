@@ -8,7 +8,7 @@ export interface Terminal {
   readonly columns?: number;
 }
 
-/** Of terminals that do not report theirs, or report 0. */
+/** Width of terminals that do not report theirs, or report 0. */
 const DEFAULT_COLUMNS = 80;
 
 export class LiveLine {

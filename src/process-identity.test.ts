@@ -1,16 +1,15 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { existsSync, readFileSync } from 'node:fs';
+import { readFileSync } from 'node:fs';
 import { expect, test } from 'vitest';
 import { isAlive, ownIdentity, pidExists } from './process-identity.js';
-
-const hasProc = existsSync('/proc/self/stat');
+import { procAbsence } from './testing/cpu-time.js';
 
 test('this process is alive', () => {
   const own = ownIdentity();
   expect(own.pid).toBe(process.pid);
   expect(isAlive(own)).toBe(true);
-  if (hasProc) expect(own.process_start).toBeGreaterThan(0);
+  if (!procAbsence) expect(own.process_start).toBeGreaterThan(0);
 });
 
 test('a process that has ended is not', async () => {
@@ -23,16 +22,15 @@ test('a process that has ended is not', async () => {
   expect(pidExists(child.pid!)).toBe(false);
 });
 
-test.runIf(hasProc)(
-  'another process with the same pid is told apart by its start, or by the start of the machine',
-  () => {
-    const own = ownIdentity();
-    expect(isAlive({ ...own, process_start: own.process_start! - 1 })).toBe(false);
-    expect(isAlive({ ...own, boot_id: 'another boot' })).toBe(false);
-  },
-);
+test('another process with the same pid is told apart by its start, or by the start of the machine', ({ skip }) => {
+  if (procAbsence) return skip(procAbsence);
+  const own = ownIdentity();
+  expect(isAlive({ ...own, process_start: own.process_start! - 1 })).toBe(false);
+  expect(isAlive({ ...own, boot_id: 'another boot' })).toBe(false);
+});
 
-test.runIf(hasProc)('a zombie does nothing any more', async () => {
+test('a zombie does nothing any more', async ({ skip }) => {
+  if (procAbsence) return skip(procAbsence);
   // The shell's child ends while the shell, turned into `sleep`, never collects it.
   const shell = spawn('sh', ['-c', 'sleep 0.3 & echo $!; exec sleep 30']);
   const pid = Number(String((await once(shell.stdout, 'data'))[0]));

@@ -1,5 +1,5 @@
 /** Whether processes of this machine still run, told apart from later ones with the same pid. */
-import { readFileSync } from 'node:fs';
+import { type BigIntStats, lstatSync, readdirSync, readFileSync, statSync } from 'node:fs';
 import { hostname } from 'node:os';
 
 export interface ProcessIdentity {
@@ -12,8 +12,13 @@ export interface ProcessIdentity {
 }
 
 export function ownIdentity(): ProcessIdentity {
+  return identityOf(process.pid);
+}
+
+/** The identity of a process of this machine. */
+export function identityOf(pid: number): ProcessIdentity {
   const boot = readProc('/proc/sys/kernel/random/boot_id')?.trim() ?? null;
-  return { pid: process.pid, host: hostname(), process_start: startOf(process.pid), boot_id: boot };
+  return { pid, host: hostname(), process_start: startOf(pid), boot_id: boot };
 }
 
 /** Whether exactly this process still runs; undefined for a process of another host. */
@@ -45,6 +50,26 @@ export function processState(pid: number): 'gone' | 'stopped' | 'running' {
   if (state === undefined) return pidExists(pid) ? 'running' : 'gone'; // no /proc on this system, or no such process
   if (state === 'Z' || state === 'X') return 'gone';
   return state === 'T' || state === 't' ? 'stopped' : 'running';
+}
+
+/**
+ * Whether a process has one of these files open: only then are the files its own, whatever is written in them. Undefined
+ * where this cannot be told: on systems without /proc, and about processes of other users.
+ */
+export function holdsOpen(pid: number, paths: readonly string[]): boolean | undefined {
+  const identity = (facts: BigIntStats | undefined) => facts && `${facts.dev}:${facts.ino}`;
+  // Not through links, which could lead to a file that any other process has open.
+  const wanted = new Set(paths.map((path) => identity(lstatSync(path, { bigint: true, throwIfNoEntry: false }))));
+  const folder = `/proc/${pid}/fd`;
+  try {
+    return readdirSync(folder).some((name) => {
+      const found = identity(statSync(`${folder}/${name}`, { bigint: true, throwIfNoEntry: false }));
+      return found !== undefined && wanted.has(found);
+    });
+  } catch (error) {
+    if ((error as NodeJS.ErrnoException).code === undefined) throw error;
+    return undefined;
+  }
 }
 
 /** The process that started `pid`; undefined if there is no such process, or no /proc. */

@@ -32,6 +32,8 @@ async function buildBundle(source: string): Promise<URL> {
     format: 'esm',
     outfile,
     logLevel: 'error',
+    // Modules that are loaded when they are needed are found from the sources, not from the bundle's folder.
+    define: { 'import.meta.url': JSON.stringify(pathToFileURL(source).href) },
     ...inPlace,
   });
   return pathToFileURL(outfile);

@@ -8,8 +8,8 @@ import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { parse } from 'yaml';
 import { z } from 'zod';
-import { shippedConfigs } from '../src/config/files.js';
-import { parseTrainFlags } from '../src/config/flags.js';
+import { parseTrainFlags } from '../src/cli/shared/train-flags.js';
+import { shippedConfigs } from '../src/config/shipped.js';
 import { IDLE_STATS } from '../src/infer/engine/interface.js';
 import { Metrics } from '../src/serve/metrics.js';
 import { temporaryFolder } from '../src/testing/run.js';
@@ -201,7 +201,7 @@ const resources = z.strictObject({
   limits: z.record(z.string(), quantity).optional(),
   requests: z.record(z.string(), quantity).optional(),
 });
-/** Of core/v1 PodSpec and batch/v1 JobSpec (Kubernetes 1.31 and newer), the fields that are used. */
+/** The used fields of core/v1 PodSpec and batch/v1 JobSpec (Kubernetes 1.31 and newer). */
 const podSpec = z.strictObject({
   restartPolicy: z.literal('Never'), // podFailurePolicy asks for it
   terminationGracePeriodSeconds: z.number().int().positive(),
@@ -274,7 +274,7 @@ const probe = z.strictObject({
   periodSeconds: z.number().int().positive().optional(),
   failureThreshold: z.number().int().positive().optional(),
 });
-/** Of apps/v1 DeploymentSpec, the fields that are used. */
+/** The used fields of apps/v1 DeploymentSpec. */
 const deploymentSpec = z.strictObject({
   replicas: z.number().int().positive(),
   selector: z.strictObject({ matchLabels: labels }),

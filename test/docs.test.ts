@@ -14,9 +14,17 @@ const text = (name: string) => readFileSync(join(root, name), 'utf8');
 const docs = readdirSync(join(root, 'docs'), { recursive: true, encoding: 'utf8' })
   .filter((name) => name.endsWith('.md'))
   .map((name) => join('docs', name));
-const pages = ['README.md', 'CONTRIBUTING.md', 'CHANGELOG.md', 'deploy/README.md', ...docs];
+const pages = [
+  'README.md',
+  'CONTRIBUTING.md',
+  'CHANGELOG.md',
+  'deploy/README.md',
+  'bench/README.md',
+  'dev/README.md',
+  ...docs,
+];
 
-/** What is between backticks or inside a fenced block: where commands stand. */
+/** Text between backticks or inside a fenced block: where commands stand. */
 function codeOf(page: string): string[] {
   const fenced = /^```[^\n]*\n([\s\S]*?)^```/gm;
   const blocks = [...page.matchAll(fenced)].map((match) => match[1]);

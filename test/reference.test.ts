@@ -1,5 +1,5 @@
 /**
- * Pages that are generated from the code: the help of every command, the config keys, the environment variables. This test
+ * Pages that are generated from the code: the help of every command, config keys, environment variables, metrics. This test
  * fails if one is out of date; `npm run docs:reference` writes them.
  */
 import { readFileSync } from 'node:fs';
@@ -10,7 +10,10 @@ import { COMMANDS } from '../src/cli/commands.js';
 import { main } from '../src/cli/program.js';
 import { createIo } from '../src/cli/shared/io.js';
 import { type ConfigKey, configKeys, configSections } from '../src/config/keys.js';
+import { oldConfigs } from '../src/config/legacy/configs.js';
+import { oldKeys, oldValues, presentKey } from '../src/config/legacy/keys.js';
 import { environmentVariables } from '../src/config/legacy/variables.js';
+import { CHARTS, type ChartName, COUNTERS, METRIC_ENTRIES, type Metric } from '../src/run/metrics.js';
 
 const root = join(import.meta.dirname, '..');
 const read = (name: string) => readFileSync(join(root, name), 'utf8');
@@ -95,7 +98,8 @@ it('docs/reference/config.md has every key and variable', async () => {
     '',
   ]);
   const variables = environmentVariables.map(({ name, key, readBy, meaning }) => {
-    const effect = key !== null ? `sets \`${key}\`` : readBy === 'nothing' ? 'no effect' : `read by ${readBy}`;
+    const effect =
+      key !== null ? `sets \`${presentKey(key)}\`` : readBy === 'nothing' ? 'no effect' : `read by ${readBy}`;
     return `| \`${name}\` | ${effect} | ${cell(meaning)} |`;
   });
   const page = [
@@ -106,6 +110,7 @@ it('docs/reference/config.md has every key and variable', async () => {
     'A config is a YAML file with these sections. A value comes from the first of these that has one:',
     'flag, environment variable, config file, profile (`runtime.profile`), default.',
     '`trefoil train --print-config` shows every value with its origin.',
+    '[Earlier names](legacy-names.md) of keys keep working.',
     '',
     ...sections,
     '## Environment variables',
@@ -116,4 +121,101 @@ it('docs/reference/config.md has every key and variable', async () => {
     '',
   ];
   await expect(page.join('\n')).toMatchFileSnapshot('../docs/reference/config.md');
+});
+
+it('docs/reference/legacy-names.md has every earlier name', async () => {
+  const page = [
+    '# Earlier names',
+    '',
+    NOTE,
+    '',
+    'Names of the PyTorch runbooks and of earlier versions. They keep working in config files, in',
+    '`--set`, and in the runs and checkpoints that have them. For a file with such names, one line says',
+    'what the first of them are now. The variables `NSA_*` of the runbooks are in',
+    '[config.md](config.md#environment-variables).',
+    '',
+    '## Config keys',
+    '',
+    '| earlier | now | meaning |',
+    '|---|---|---|',
+    ...oldKeys.map(({ name, key, note }) => `| \`${name}\` | \`${key}\` | ${note || 'the same'} |`),
+    '',
+    '## Values',
+    '',
+    '| key | earlier | now |',
+    '|---|---|---|',
+    ...oldValues.map(({ key, name, value }) => `| \`${key}\` | \`${name}\` | \`${value}\` |`),
+    '',
+    '## Config files',
+    '',
+    'An earlier name loads the present file with what its own file had besides, such as the folder of the',
+    'run: `--resume auto` goes on where the run began.',
+    '',
+    '| earlier | now | with |',
+    '|---|---|---|',
+    ...oldConfigs.map(({ name, config, sets }) => {
+      const besides = Object.entries(sets).map(([key, value]) => `\`${key}=${value}\``);
+      return `| \`${name}\` | \`${config}\` | ${besides.join(', ')} |`;
+    }),
+    '',
+  ];
+  await expect(page.join('\n')).toMatchFileSnapshot('../docs/reference/legacy-names.md');
+});
+
+it('docs/reference/metrics.md has every metric and counter', async () => {
+  const code = (names: readonly (string | undefined)[]) =>
+    names.flatMap((name) => (name === undefined ? [] : `\`${name}\``)).join(', ');
+  const FILES = { training: 'training.csv', val: 'val.csv', kStats: 'k_stats.csv' } as const;
+  const shownOf = ({ parts, tag, chart }: Metric) => (parts ? Object.values(parts) : [{ tag, chart }]);
+  const rows = METRIC_ENTRIES.map(([name, metric]) => {
+    const { unit = '', meaning, source, heartbeat, csv = {}, rules = [], limit } = metric;
+    const files = (Object.keys(csv) as (keyof typeof FILES)[]).map((file) => FILES[file]);
+    const shown = shownOf(metric);
+    const charts = new Set(shown.flatMap(({ chart }) => Object.keys(chart ?? {}) as ChartName[]));
+    return [
+      `\`${name}\``,
+      unit,
+      meaning,
+      [...(heartbeat === false ? [] : ['heartbeat']), ...files].join(', '),
+      code(shown.map(({ tag }) => tag)),
+      [...charts].map((chart) => CHARTS[chart].title).join(', '),
+      code([...rules, limit?.rule]),
+      `\`${source}\``,
+    ];
+  });
+  const counters = Object.entries(COUNTERS).map(([name, { meaning, source, isUsual }]) => [
+    `\`fb_${name}\``,
+    meaning,
+    isUsual ? 'grows' : 'near 0',
+    `\`${source}\``,
+  ]);
+  const table = (lines: readonly (readonly string[])[]) => lines.map((cells) => `| ${cells.map(cell).join(' | ')} |`);
+  const page = [
+    '# Metrics',
+    '',
+    NOTE,
+    '',
+    'Numbers that a run reports about its steps, as `src/run/metrics.ts` defines them. A metric without',
+    'a value is left out: gates and selection with dense attention, `mfu` where the peak of the device is',
+    'unknown. In JSON, values that are not finite are the strings `NaN`, `Infinity` and `-Infinity`.',
+    '',
+    '| metric | unit | meaning | files | TensorBoard | charts | health rules | computed in |',
+    '|---|---|---|---|---|---|---|---|',
+    ...table(rows),
+    '',
+    'A program gets the metrics of a step from `onStep` and from `Trainer`, as `metrics`.',
+    '[operations.md](../runbooks/operations.md#health-rules) has the limits of the health rules.',
+    '',
+    '## Counters',
+    '',
+    'Fields of heartbeats and rows of `fallback_counters.csv`, there without `fb_`. Spikes and skipped',
+    'updates are counted from the start of the run, the others from the start of the process. The rule',
+    '`fallbacks` warns when a counter grows that should stay near 0.',
+    '',
+    '| counter | meaning | healthy | counted in |',
+    '|---|---|---|---|',
+    ...table(counters),
+    '',
+  ];
+  await expect(page.join('\n')).toMatchFileSnapshot('../docs/reference/metrics.md');
 });

@@ -145,7 +145,7 @@ describe('.github', () => {
   });
 });
 
-it('CITATION.cff has the fields of the format, and the version and license of the package', () => {
+it('CITATION.cff has the fields of the format, and the version, license and date of the package', () => {
   const citation = z
     .strictObject({
       'cff-version': z.literal('1.2.0'),
@@ -154,12 +154,14 @@ it('CITATION.cff has the fields of the format, and the version and license of th
       title: z.string(),
       abstract: z.string(),
       version: z.string(),
+      'date-released': z.iso.date(),
       license: z.string(),
       keywords: z.array(z.string()),
       authors: z.array(z.strictObject({ name: z.string() })).min(1),
     })
     .parse(parse(read('CITATION.cff')));
   expect(citation).toMatchObject({ version: manifest.version, license: manifest.license });
+  expect(read('CHANGELOG.md')).toContain(`## [${citation.version}] - ${citation['date-released']}`);
 });
 
 it('SECURITY.md names what is trusted, what is not, and how to report', () => {

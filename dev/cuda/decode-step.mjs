@@ -39,7 +39,7 @@ const numbers = (text) => text.split(',').map(Number);
 const median = (list) => [...list].sort((a, b) => a - b)[Math.floor(list.length / 2)];
 const runs = Number(values.runs);
 const device = new CudaDevice();
-const [named] = trainCases({ config: 'm7c_125m_80g', attention: 'nsa' }, {});
+const [named] = trainCases({ config: '125m_80g', attention: 'nsa' }, {});
 const shape = caseShape(named);
 const model = new LanguageModel(device, shape, 1, 'bf16');
 /** Whole steps of a replayed graph need pages for the tokens they append. */

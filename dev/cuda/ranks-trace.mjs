@@ -10,17 +10,17 @@ import { parseArgs } from 'node:util';
 import { loadConfig } from '../../dist/config/load.js';
 import { parseConfig } from '../../dist/config/parse.js';
 import { packBatch } from '../../dist/data/batch.js';
-import { SyntheticSamples } from '../../dist/data/sources/synthetic.js';
+import { UniformSamples } from '../../dist/data/synthetic/uniform.js';
 import { CudaDevice, gpuCount } from '../../dist/device/cuda/cuda.js';
 import { chooseGpu } from '../../dist/device/cuda/gpu-choice.js';
 import { LanguageModel } from '../../dist/model/language-model.js';
 import { modelShape } from '../../dist/model/shape.js';
 import { AdamW } from '../../dist/ops/adamw/op.js';
 import { DataParallel } from '../../dist/train/data-parallel.js';
+import { BatchUploader } from '../../dist/train/device-batch.js';
 import { DeviceStepper } from '../../dist/train/device-stepper.js';
 import { resolveRank } from '../../dist/train/ranks/identity.js';
 import { openWorld } from '../../dist/train/ranks/world.js';
-import { BatchUploader } from '../../dist/train/step.js';
 
 const { values } = parseArgs({
   options: {
@@ -62,7 +62,7 @@ function measure(overlap, bucketMib) {
   const uploader = new BatchUploader(device, config.nsa);
   const ranks = { exchange: parallel, agreement: world.agreement };
   const stepper = new DeviceStepper(device, { model, optimizer, uploader, config, ...ranks });
-  const samples = new SyntheticSamples(50257, 1, 'train');
+  const samples = new UniformSamples(50257, 1, 'train');
   const rows = Array.from({ length: Number(values.batch) }, (_, row) =>
     samples.locate(world.rank * Number(values.batch) + row),
   );

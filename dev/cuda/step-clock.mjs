@@ -14,11 +14,11 @@ const { Tensor } = await load('tensor/tensor.js');
 const { profileCudaStep } = await load('bench/train.js');
 const { trainCases } = await load('bench/train-cases.js');
 
-const MOST_LAUNCHES = 10_000;
+const MAX_LAUNCHES = 10_000;
 const LOADED_RUNS = 4; // of three steps, about two seconds: the clock has settled
 const REST_MS = 600;
 const device = new CudaDevice();
-const stamps = Tensor.empty(device, [3 * MOST_LAUNCHES], 'f64');
+const stamps = Tensor.empty(device, [3 * MAX_LAUNCHES], 'f64');
 const code = device.compile(new URL('./step-clock.cu', import.meta.url));
 
 /** Kernels that `work` launches, with the difference of the stamps around each. */

@@ -39,8 +39,8 @@ const ENOUGH_BYTES = 1e6;
 const GENERIC =
   /^(bin|dist|include|lib|lib32|lib64|libexec|local|opt|share|src|usr|python[\d.]*|perl[\d.]*|[a-z\d_]+-linux-gnu\w*)$/;
 const PACKAGE_FOLDERS = ['node_modules', 'site-packages', 'dist-packages'];
-const LEAST_BYTES = 200;
-const MOST_BYTES = 1 << 20;
+const MIN_BYTES = 200;
+const MAX_BYTES = 1 << 20;
 /** Longer lines on average: minified or generated. */
 const LONG_LINES = 150;
 /** A larger share of digits and commas: a table, not a program. */
@@ -190,7 +190,7 @@ function accepted(path) {
     skipped.unreadable++;
     return undefined;
   }
-  if (bytes.length < LEAST_BYTES || bytes.length > MOST_BYTES) return undefined;
+  if (bytes.length < MIN_BYTES || bytes.length > MAX_BYTES) return undefined;
   const text = bytes.toString('utf8');
   if (text.includes('\0') || text.includes('\uFFFD')) return void skipped['not text']++;
   if (text.length / text.split('\n').length > LONG_LINES) return void skipped.minified++;

@@ -48,7 +48,7 @@ if (form === undefined) throw new Error(`--device: ${values.device} is neither c
 const steps = Number(values.steps ?? form.steps);
 const saveEvery = Math.max(1, Math.floor(steps / 24));
 /** A run that fails more often than this is not going to recover. */
-const MOST_STARTS = 12;
+const MAX_STARTS = 12;
 /** Exit codes that a new start does not help against: bad config, halted, stopped by a signal, loss not finite. */
 const FINAL_CODES = [2, 3, 4, 5];
 
@@ -167,7 +167,7 @@ async function supervise(faults) {
     }
     for (const { rule, value } of newAlerts()) note(`watchdog, rule ${rule}: ${value}`);
     note(`the trainer ended with ${describeEnd(end)}`);
-    if (FINAL_CODES.includes(end.code) || starts >= MOST_STARTS)
+    if (FINAL_CODES.includes(end.code) || starts >= MAX_STARTS)
       fail(`the run does not recover; see ${join(out, 'disturbed.log')}`);
   }
   if (events.filter(({ what }) => what.startsWith('fault: ')).length < (hasDisk ? 3 : 2))

@@ -10,7 +10,7 @@ const AHEAD = 4;
 
 /** Windows of `length` tokens of a folder of shards, in a seeded order. */
 export function openCode(path, tokenizer, length, seed) {
-  return createLoader({ source: 'tokens', path, tokenizer, val_fraction: 0, batch_size: 1, seq_len: length, seed });
+  return createLoader({ source: 'tokens', path, tokenizer, valFraction: 0, batchSize: 1, seqLen: length, seed });
 }
 
 /**

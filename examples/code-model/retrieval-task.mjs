@@ -15,9 +15,9 @@ const WORDS = { all: 4096, first: 2048 };
 const WORDS_PER_NAME = 3;
 const PASSKEY = 'the secret password';
 /** Largest share of a training sequence that is assignments and questions: of one up to `short` tokens, and of longer ones. */
-const MOST_LINES = { short: 1024, ofShort: 0.8, ofLong: 0.45 };
+const MAX_LINES = { short: 1024, ofShort: 0.8, ofLong: 0.45 };
 /** The same of a sequence with repeated code, which needs room. */
-const MOST_LINES_BESIDE_REPEATED = 0.55;
+const MAX_LINES_BESIDE_REPEATED = 0.55;
 /** Share of a training sequence that is repeated code, the lengths of its pieces, and tokens at the start of a piece that do not count. */
 const REPEATED = 0.2;
 const PIECE = { least: 24, most: 72, uncounted: 4 };
@@ -69,9 +69,9 @@ export class RetrievalTask {
 
   /** Largest number of assignments in a training sequence. */
   mostPairs(length, isRepeated = false) {
-    const ofAll = length <= MOST_LINES.short ? MOST_LINES.ofShort : MOST_LINES.ofLong;
-    const share = isRepeated ? Math.min(ofAll, MOST_LINES_BESIDE_REPEATED) : ofAll;
-    const lines = 1 + (length <= MOST_LINES.short ? 2 : 1 + ASKED_TWICE);
+    const ofAll = length <= MAX_LINES.short ? MAX_LINES.ofShort : MAX_LINES.ofLong;
+    const share = isRepeated ? Math.min(ofAll, MAX_LINES_BESIDE_REPEATED) : ofAll;
+    const lines = 1 + (length <= MAX_LINES.short ? 2 : 1 + ASKED_TWICE);
     const fitting = Math.max(1, Math.floor((share * length) / (lines * this.#tokensPerLine)));
     return Math.min(Math.floor(this.#words.length / WORDS_PER_NAME), fitting);
   }
@@ -85,7 +85,7 @@ export class RetrievalTask {
     const most = this.mostPairs(length, isRepeated);
     const isSparse = draw() < SPARSE_SHARE;
     const count = isSparse ? Math.max(1, Math.round(most ** draw())) : most;
-    const isLong = length > MOST_LINES.short;
+    const isLong = length > MAX_LINES.short;
     const words = isLong ? this.#words : this.#words.slice(0, WORDS.first);
     const pairs = [...this.#pairs(count - 1, words, draw), this.#pair(PASSKEY, draw)].map((pair) => ({
       ...pair,
@@ -102,7 +102,7 @@ export class RetrievalTask {
     const mostPieces = isRepeated ? Math.round((2 * REPEATED * length) / (PIECE.least + PIECE.most)) : 0;
     for (let i = 0; i < mostPieces; i++) {
       const size = Math.round(PIECE.least + draw() * (PIECE.most - PIECE.least));
-      // What is left must hold the longest piece and the distance to its repetition.
+      // The remaining room must hold the longest piece and the distance to its repetition.
       if (room - size < PIECE.most + nearest) break;
       pieces.push(size);
       room -= size;
@@ -189,7 +189,7 @@ export class RetrievalTask {
       if (isLineStart) while (next < order.length && order[next].at <= i) insert(order[next++]);
       tokens[end++] = code[i];
     }
-    // What follows the code begins on a line of its own.
+    // The text after the code begins on a line of its own.
     if (next < order.length && this.#endsLine[code[room - 1]] === 0) tokens[end - 1] = this.#newline[0];
     while (next < order.length) insert(order[next++]);
     return { tokens, answers, starts };

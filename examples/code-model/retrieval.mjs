@@ -18,7 +18,8 @@
 import { mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { parseArgs } from 'node:util';
-import { loadModel, openDevice, parseConfig, Sequences, sparseLayout, Tape, Trainer, writeFinalModel } from 'trefoil';
+import { loadModel, openDevice, parseConfig } from 'trefoil';
+import { Sequences, Tape, Trainer, writeFinalModel } from 'trefoil/nn';
 import { openCode, startBatches } from './retrieval-batches.mjs';
 import { RetrievalTask, random } from './retrieval-task.mjs';
 
@@ -59,7 +60,7 @@ const BRANCHES = ['cmp', 'sel', 'win'];
 const TEXT_SHARE = { first: 0.02, last: 0.002 };
 /** Questions at the end of a key-value case, most assignments in it, and tokens per assignment. */
 const ASKED = 32;
-const MOST_ASSIGNMENTS = 256;
+const MAX_ASSIGNMENTS = 256;
 const TOKENS_PER_ASSIGNMENT = 128;
 /** Key-value cases per passkey case: many of them share a pass. */
 const KEY_VALUE_CASES = 4;
@@ -80,7 +81,14 @@ const DECAY_SHARE = 0.75;
 
 const seed = number('seed');
 const device = openDevice(values.device);
-const { model, tokenizer, config: loaded, step: pretrained } = loadModel(device, values.model);
+const {
+  model,
+  tokenizer,
+  config: loaded,
+  step: pretrained,
+} = loadModel(device, values.model, undefined, {
+  trainable: true,
+});
 const task = new RetrievalTask(tokenizer);
 mkdirSync(values.out, { recursive: true });
 const stages = values.stages === 'none' ? [] : values.stages.split(',').map(stageOf);
@@ -169,8 +177,8 @@ async function fineTune() {
   const searchesUpTo = (step) => Math.floor(step * number('search'));
   const isSearch = (step) => stage >= searchFrom && searchesUpTo(step) > searchesUpTo(step - 1);
   const draw = random(seed + 2);
-  // What a search step switches off. In the last stage some have layers of both kinds: the compressed branch is to find a block
-  // beside branches that read, too, as it has to in the evaluation.
+  // The branches that a search step switches off. In the last stage some have layers of both kinds: the compressed
+  // branch is to find a block beside branches that read, too, as it has to in the evaluation.
   const offIn = () => {
     if (stage === 0 || stage + 1 < stages.length || draw() < number('full-search')) return isOffInSearch;
     const searches = Array.from({ length: model.shape.nLayers }, () => draw() < 0.5);
@@ -244,7 +252,7 @@ async function checkSequences(length) {
   const loader = await openCode(values.train, loaded.data.tokenizer, length, seed + 1);
   const sequences = [];
   // As many as in training, more than in the evaluation: with few of them any value is a good guess.
-  const count = Math.min(MOST_ASSIGNMENTS, task.mostPairs(length));
+  const count = Math.min(MAX_ASSIGNMENTS, task.mostPairs(length));
   const asked = Math.min(ASKED, count);
   while (sequences.length * asked < CHECK_CASES)
     sequences.push(task.keyValue(loader.next().inputs, length, count, asked, draw));
@@ -261,7 +269,7 @@ async function searchCheck(length) {
 }
 
 function assignmentsIn(length) {
-  return Math.min(MOST_ASSIGNMENTS, Math.floor(length / TOKENS_PER_ASSIGNMENT));
+  return Math.min(MAX_ASSIGNMENTS, Math.floor(length / TOKENS_PER_ASSIGNMENT));
 }
 
 /** Sets the gates of the branches for which `isOff(branch, layer)` to 0; returns the function that restores them. */
@@ -281,8 +289,9 @@ function switchOff(isOff) {
 }
 
 /**
- * What is off in a search step: the selected branch, and in the layers behind the first ones the window too. The first layers
- * tell a token what stands before it, the others can find it by the compressed branch alone, at any distance.
+ * Whether a branch is off in a search step. Off are the selected branch, and in the layers behind the first ones the
+ * window too. The first layers tell a token what stands before it, the others can find it by the compressed branch
+ * alone, at any distance.
  */
 function isOffInSearch(branch, layer) {
   return branch === 'sel' || (branch === 'win' && layer >= model.shape.nLayers * LOCAL_LAYERS);
@@ -371,12 +380,9 @@ function answerAll(sequences) {
  * Adds to a case's `cell`, and says of the case whether its block `isSelected`, what is `answered`, and whether that `isRight`.
  */
 function answer(sequences) {
-  const layout = new Sequences(
-    device,
-    sequences.map(({ tokens }) => tokens.length),
-  );
-  const sparse = sparseLayout(layout, model.shape.nsa);
   const tape = new Tape(device, { record: false });
+  const lengths = sequences.map(({ tokens }) => tokens.length);
+  const layout = tape.hold(new Sequences(device, lengths));
   const packed = new Int32Array(layout.total);
   for (const [i, { tokens }] of sequences.entries()) packed.set(tokens, layout.starts[i]);
   const all = sequences.flatMap(({ cases, tokens }, i) =>
@@ -395,7 +401,7 @@ function answer(sequences) {
       }
     },
   };
-  const options = { layout: sparse, ...(model.shape.attention === 'nsa' && { observer }) };
+  const options = { lengths: layout, ...(model.shape.attention === 'nsa' && { observer }) };
   const logits = model.logits(tape, tape.from(packed, [packed.length], 'i32'), rows, options).read();
   const { vocabSize } = model.shape;
   let row = 0;
@@ -408,8 +414,6 @@ function answer(sequences) {
     cell.selected += Number(hasSelected[i]);
   }
   tape.end();
-  sparse.blocks.free();
-  layout.free();
 }
 
 /** Mean loss of the tokens of `TEXT`, which depend on the seed alone. */
@@ -417,13 +421,11 @@ async function textLoss() {
   const loader = await openCode(values.val, loaded.data.tokenizer, TEXT.length, seed);
   const { vocabSize } = model.shape;
   const rows = Array.from({ length: TEXT.length / TEXT.every }, (_, i) => (i + 1) * TEXT.every - 1);
-  const layout = new Sequences(device, [TEXT.length]);
-  const sparse = sparseLayout(layout, model.shape.nsa);
   let sum = 0;
   for (let sample = 0; sample < TEXT.samples; sample++) {
     const { inputs, targets } = loader.next();
     const tape = new Tape(device, { record: false });
-    const logits = model.logits(tape, tape.from(inputs, [TEXT.length], 'i32'), rows, { layout: sparse }).read();
+    const logits = model.logits(tape, tape.from(inputs, [TEXT.length], 'i32'), rows, { lengths: [TEXT.length] }).read();
     for (const [i, row] of rows.entries()) {
       const these = logits.subarray(i * vocabSize, (i + 1) * vocabSize);
       const most = these[indexOfMax(these, 0, vocabSize)];
@@ -432,8 +434,6 @@ async function textLoss() {
     }
     tape.end();
   }
-  sparse.blocks.free();
-  layout.free();
   loader.close();
   return sum / (TEXT.samples * rows.length);
 }

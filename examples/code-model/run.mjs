@@ -28,7 +28,7 @@ const { values } = parseArgs({
 /** The command line of the installed package, or of the repository that this folder lies in. */
 const command = join(dirname(createRequire(import.meta.url).resolve('trefoil/package.json')), 'dist', 'cli', 'main.js');
 const form = values.form ?? (hasGpu() ? 'gpu' : 'cpu');
-/** What differs between the forms besides the config. Lengths are tokens: bytes on the CPU. */
+/** Differences between the forms besides the config. Lengths are tokens: bytes on the CPU. */
 const FORMS = {
   cpu: { tokenizer: 'byte', language: 'python,javascript', maxMb: '24', context: 2048, batches: 24, written: 500 },
   gpu: { tokenizer: 'gpt2', language: undefined, maxMb: '100000', context: 65536, batches: 16, written: 400 },

@@ -14,12 +14,7 @@ import { denseRefusal, fusedDenseAttention } from '../ops/attention/fused/dense.
 import { allocateRanked, allocateResults, allocateScratch, FusedForward } from '../ops/attention/fused/forward.js';
 import { fusedBuild, fusedPath } from '../ops/attention/fused/op.js';
 import type { BatchPlan, FusedShape } from '../ops/attention/fused/plan.js';
-import {
-  nativeSparseAttention,
-  type SparseInputs,
-  type SparseLayout,
-  type SparseOptions,
-} from '../ops/attention/nsa.js';
+import { nativeSparseAttention, type SparseInputs, type SparseOptions } from '../ops/attention/nsa.js';
 import type { Sequences } from '../ops/common/sequences.js';
 import type { Tape } from '../tensor/tape.js';
 import type { Tensor } from '../tensor/tensor.js';
@@ -29,7 +24,7 @@ import type { Trial } from './timing.js';
 export interface FusedBench {
   readonly inputs: SparseInputs;
   readonly dOut: Tensor;
-  readonly layout: SparseLayout;
+  readonly tokens: Sequences;
   readonly shape: FusedShape;
   /** Blocks to use instead of the ranked ones. Ranking still runs, so that its time is included. */
   readonly selected: Int32Array | null;
@@ -49,10 +44,10 @@ export function fusedSubjects(
   describe: (selected: ArrayLike<number>) => Descriptions,
 ): Subject[] {
   const { device } = tape;
-  const { inputs, dOut, layout, shape, options } = bench;
+  const { inputs, dOut, tokens, shape, options } = bench;
   const cuda = cudaRuntime(device);
   if (!cuda) throw new Error('the fused attention kernels need a CUDA device');
-  const batch = new FusedBatch(cuda, shape, fusedBuild(options), layout);
+  const batch = new FusedBatch(cuda, shape, fusedBuild(options), tokens);
   const path = batch.pathOf(fusedPath(options));
   const ordered = options.deterministic ?? false;
   const ranked = allocateRanked(tape, batch);
@@ -68,7 +63,7 @@ export function fusedSubjects(
     { ...scratch, counts: unread(scratch.counts), ranks: unread(scratch.ranks) },
   );
   if (bench.selected) {
-    const { counts, ranks } = countChoices(bench.selected, layout.tokens, shape, batch.plan);
+    const { counts, ranks } = countChoices(bench.selected, tokens, shape, batch.plan);
     results.selected.write(bench.selected);
     scratch.counts.write(counts);
     scratch.ranks.write(ranks);
@@ -169,21 +164,21 @@ export function fusedSubjects(
       : tapeSubject(device, description.whole(kernel), {
           inputs: Object.values(inputs),
           result: dOut,
-          forward: (own) => nativeSparseAttention(own, inputs, layout, shape.sparse, options).out,
+          forward: (own) => nativeSparseAttention(own, inputs, tokens, shape.sparse, options).out,
         }),
     denseSubject(tape, bench, description),
   ];
 }
 
-function denseSubject(tape: Tape, { inputs, dOut, layout, shape }: FusedBench, description: Descriptions): Subject {
+function denseSubject(tape: Tape, { inputs, dOut, tokens, shape }: FusedBench, description: Descriptions): Subject {
   const { device } = tape;
   const used = { q: inputs.q, k: inputs.kSel, v: inputs.vSel };
-  const problem = { heads: shape.heads, dtype: used.q.dtype, tokens: layout.tokens };
+  const problem = { heads: shape.heads, dtype: used.q.dtype, tokens };
   const fused = denseRefusal(problem, device) === null;
   return tapeSubject(device, description.part('dense', fused ? 'fused' : 'portable'), {
     inputs: Object.values(used),
     result: dOut,
-    forward: (own) => (fused ? fusedDenseAttention : denseAttention)(own, used, layout.tokens),
+    forward: (own) => (fused ? fusedDenseAttention : denseAttention)(own, used, tokens),
   });
 }
 
@@ -198,7 +193,7 @@ function repeatable(run: () => void): () => Trial {
   return () => ({ run, end: () => {} });
 }
 
-/** What the ranking kernel counts: choices per (block, stretch), and the rank of each choice. */
+/** Counts as the ranking kernel does: choices per (block, stretch), and the rank of each choice. */
 export function countChoices(
   selected: Int32Array,
   { lengths }: Pick<Sequences, 'lengths'>,

@@ -4,7 +4,7 @@ import { range } from '../ops/attention/branch-reference.js';
 import { compressedCount } from '../ops/common/sequences.js';
 import { cpu } from '../testing/devices.js';
 import { exportedBy, RecordingCuda } from '../testing/recording-cuda.js';
-import { type AttentionBench, type AttentionRow, benchLength, benchLinear, localBlocks } from './attention.js';
+import { type AttentionBench, type AttentionRow, benchAttention, benchLinear, localBlocks } from './attention.js';
 import { countChoices } from './attention-fused.js';
 import { measure, median } from './timing.js';
 
@@ -59,7 +59,7 @@ describe('timing', () => {
 
   it('takes the median of the runs that fit the budget, after a warm-up run', () => {
     const { calls, start } = work(() => {});
-    expect(measure(cpu(), start, { ms: 60_000, mostRuns: 5 }).ms).toBeGreaterThanOrEqual(0);
+    expect(measure(cpu(), start, { ms: 60_000, maxRuns: 5 }).ms).toBeGreaterThanOrEqual(0);
     expect(calls).toEqual({ runs: 6, ends: 6 });
   });
 
@@ -68,7 +68,7 @@ describe('timing', () => {
       const end = performance.now() + 12;
       while (performance.now() < end);
     });
-    expect(measure(cpu(), start, { ms: 1, mostRuns: 5 }).ms).toBeGreaterThan(10);
+    expect(measure(cpu(), start, { ms: 1, maxRuns: 5 }).ms).toBeGreaterThan(10);
     expect(calls).toEqual({ runs: 1, ends: 1 });
   });
 
@@ -77,14 +77,14 @@ describe('timing', () => {
       const block = cpu().pool.take(2 ** 20);
       cpu().pool.give(block);
     });
-    expect(measure(cpu(), start, { ms: 1, mostRuns: 1 }).peakBytes).toBe(2 ** 20);
+    expect(measure(cpu(), start, { ms: 1, maxRuns: 1 }).peakBytes).toBe(2 ** 20);
   });
 
   it('cleans up after a run that throws', () => {
     const { calls, start } = work(() => {
       throw new Error('no');
     });
-    expect(() => measure(cpu(), start, { ms: 1, mostRuns: 1 })).toThrow('no');
+    expect(() => measure(cpu(), start, { ms: 1, maxRuns: 1 })).toThrow('no');
     expect(calls.ends).toBe(1);
   });
 
@@ -99,13 +99,13 @@ describe('benchmarks of attention', () => {
     heads: { heads: 4, groups: 2, dk: 16, dv: 8 },
     sparse: SPARSE,
     selection: 'real',
-    budget: { ms: 5, mostRuns: 2 },
+    budget: { ms: 5, maxRuns: 2 },
   };
 
   it('give a row for every part and pass, and free all memory', () => {
     const before = cpu().pool.bytesInUse;
     const heard: AttentionRow[] = [];
-    const rows = benchLength(cpu(), 200, bench, (row) => heard.push(row));
+    const rows = benchAttention(cpu(), 200, bench, (row) => heard.push(row));
     expect(heard).toEqual(rows);
     expect(rows.map(({ what, pass }) => `${what} ${pass}`)).toEqual([
       ...['cmp forward', 'cmp backward', 'score forward', 'sel forward', 'sel backward', 'win forward'],
@@ -115,7 +115,7 @@ describe('benchmarks of attention', () => {
   });
 
   it('count operations by visible pairs', () => {
-    const rows = benchLength(cpu(), 200, bench);
+    const rows = benchAttention(cpu(), 200, bench);
     const flops = (what: string, pass: string) => {
       const row = rows.find((one) => one.what === what && one.pass === pass)!;
       return row.gflops * row.ms * 1e6;
@@ -139,7 +139,7 @@ describe('benchmarks of attention', () => {
       ['linear', 'backward', '32x16x8'],
     ]);
     expect(rows[1].gflops * rows[1].ms * 1e6).toBeCloseTo(4 * 32 * 16 * 8, 3);
-    expect(benchLength(cpu(), 200, { ...bench, selection: 'local' })).toHaveLength(11);
+    expect(benchAttention(cpu(), 200, { ...bench, selection: 'local' })).toHaveLength(11);
   });
 });
 
@@ -165,10 +165,10 @@ describe('several sequences', () => {
       heads: { heads: 4, groups: 2, dk: 16, dv: 8 },
       sparse: SPARSE,
       selection: 'local',
-      budget: { ms: 1, mostRuns: 1 },
+      budget: { ms: 1, maxRuns: 1 },
     };
     const flops = (sequences: number) =>
-      benchLength(cpu(), 100, { ...bench, sequences }).map((row) => row.gflops * row.ms);
+      benchAttention(cpu(), 100, { ...bench, sequences }).map((row) => row.gflops * row.ms);
     const [one, three] = [flops(1), flops(3)];
     for (const [i, value] of one.entries()) expect(three[i] / value).toBeCloseTo(3, 6);
   });
@@ -179,11 +179,11 @@ describe('the fused kernels', () => {
     heads: { heads: 12, groups: 2, dk: 64, dv: 64 },
     sparse: { l: 32, d: 16, lSel: 64, nSel: 16, w: 512 },
   };
-  const bench = { ...shape, budget: { ms: 1, mostRuns: 2 }, sequences: 2 };
+  const bench = { ...shape, budget: { ms: 1, maxRuns: 2 }, sequences: 2 };
 
   it.each(['real', 'local'] as const)('have a row for every part and pass: %s selections', (selection) => {
     const device = new RecordingCuda(exportedBy(shape));
-    const rows = benchLength(device, 1500, { ...bench, selection, options: { deterministic: true } });
+    const rows = benchAttention(device, 1500, { ...bench, selection, options: { deterministic: true } });
     expect(rows.map(({ what, pass, kernel }) => `${what} ${pass} ${kernel}`)).toEqual([
       ...['cmp forward fused', 'cmp backward fused', 'score forward fused', 'sel forward v2 union'],
       ...['sel backward v2 union', 'win forward fused', 'win backward fused', 'nsa forward v2 union'],

@@ -10,15 +10,9 @@ import { combine } from '../ops/attention/combine/op.js';
 import { compressedAttention } from '../ops/attention/compressed/op.js';
 import { denseAttention } from '../ops/attention/dense/op.js';
 import { fusedRefusal } from '../ops/attention/fused/op.js';
-import {
-  nativeSparseAttention,
-  type SparseInputs,
-  type SparseLayout,
-  type SparseOptions,
-  sparseLayout,
-} from '../ops/attention/nsa.js';
+import { nativeSparseAttention, type SparseInputs, type SparseOptions } from '../ops/attention/nsa.js';
 import { selectBlocks } from '../ops/attention/select/op.js';
-import { chooseSelectionKernel, selectedAttention } from '../ops/attention/selected/op.js';
+import { attendSelected, chooseSelectionKernel } from '../ops/attention/selected/op.js';
 import type { HeadShape, SparseShape } from '../ops/attention/shape.js';
 import { windowAttention } from '../ops/attention/window/op.js';
 import { castInto } from '../ops/cast/op.js';
@@ -28,18 +22,18 @@ import { fillNormal, fillUniform } from '../tensor/random/op.js';
 import { Tape } from '../tensor/tape.js';
 import { Tensor } from '../tensor/tensor.js';
 import { fusedSubjects } from './attention-fused.js';
-import { type AttentionRow, benchSubject, type Subject, tapeSubject, type What } from './subject.js';
-import type { Budget } from './timing.js';
+import { type AttentionPart, type AttentionRow, benchSubject, type Subject, tapeSubject } from './subject.js';
+import type { TimeBudget } from './timing.js';
 
-export type { AttentionRow, Pass, What } from './subject.js';
+export type { AttentionPart, AttentionRow, BenchPass } from './subject.js';
 
-/** What `benchAttention` measures and for how long. */
+/** The measurements of `benchAttention` and their duration. */
 export interface AttentionBench {
   readonly heads: HeadShape;
   readonly sparse: SparseShape;
   /** `real` ranks blocks of random keys, the worst case for memory access; `local` takes the nearest blocks. */
   readonly selection: 'real' | 'local';
-  readonly budget: Budget;
+  readonly budget: TimeBudget;
   /** Sequences of a batch; 1 by default. */
   readonly sequences?: number;
   /** Which kernels run, on CUDA. */
@@ -96,7 +90,7 @@ class RandomTensors {
 }
 
 /** Rows of one length; calls `onRow` for each as it is measured. */
-export function benchLength(
+export function benchAttention(
   device: Device,
   S: number,
   bench: AttentionBench,
@@ -104,15 +98,13 @@ export function benchLength(
 ): AttentionRow[] {
   const random = new RandomTensors(device, 1);
   const tokens = new Sequences(device, new Array<number>(bench.sequences ?? 1).fill(S));
-  const layout = sparseLayout(tokens, bench.sparse);
   const tape = new Tape(device, { record: false });
   try {
-    const subjects = attentionSubjects(tape, random, layout, bench);
+    const subjects = attentionSubjects(tape, random, tokens, bench);
     return subjects.flatMap((subject) => benchSubject(device, subject, bench.budget, onRow));
   } finally {
     tape.end();
     random.free();
-    layout.blocks.free();
     tokens.free();
   }
 }
@@ -121,7 +113,7 @@ export function benchLength(
 export function benchLinear(
   device: Device,
   { rows, inputs, outputs }: { readonly rows: number; readonly inputs: number; readonly outputs: number },
-  budget: Budget,
+  budget: TimeBudget,
   onRow: (row: AttentionRow) => void = () => {},
 ): AttentionRow[] {
   const random = new RandomTensors(device, 2);
@@ -156,12 +148,11 @@ export type Operations = Readonly<Record<'dense' | 'cmp' | 'score' | 'sel' | 'wi
 function attentionSubjects(
   tape: Tape,
   random: RandomTensors,
-  layout: SparseLayout,
+  tokens: Sequences,
   bench: AttentionBench,
 ): readonly Subject[] {
   const { heads: shape, sparse, selection, options = {} } = bench;
   const { device } = tape;
-  const { tokens, blocks } = layout;
   const { heads, groups, dk, dv } = shape;
   const total = tokens.total;
   const S = tokens.longest;
@@ -170,7 +161,7 @@ function attentionSubjects(
     random.normal([rows, groups, dv]),
   ];
   const q = random.normal([total, heads, dk]);
-  const [[kCmp, vCmp], [kSel, vSel], [kWin, vWin]] = [keys(blocks.total), keys(total), keys(total)];
+  const [[kCmp, vCmp], [kSel, vSel], [kWin, vWin]] = [keys(tokens.compressed(sparse).total), keys(total), keys(total)];
   const gates = random.uniform([total, heads, 3]);
   const dOut = random.normal([total, heads, dv]);
   const inputs: SparseInputs = { q, kCmp, vCmp, kSel, vSel, kWin, vWin, gates };
@@ -183,7 +174,7 @@ function attentionSubjects(
     sel: (perPair / tokens.count) * pairsOfAll(selected, tokens.count, groups, sparse),
     win: perPair * windowPairs(S, sparse.w),
   });
-  const describe = (what: What, kernel: string, flops: number, backwardFlops: number | null) => ({
+  const describe = (what: AttentionPart, kernel: string, flops: number, backwardFlops: number | null) => ({
     what,
     kernel,
     S,
@@ -196,7 +187,7 @@ function attentionSubjects(
     const selected = given && repeated(given, tokens.count);
     return fusedSubjects(
       tape,
-      { inputs, dOut, layout, shape: { heads: shape, sparse }, selected, options },
+      { inputs, dOut, tokens, shape: { heads: shape, sparse }, selected, options },
       (chosen) => {
         const flops = operations(chosen);
         const branches = flops.cmp + flops.sel + flops.win;
@@ -213,11 +204,11 @@ function attentionSubjects(
     { q, k: kSel, v: vSel },
     { q, k: kWin, v: vWin },
   ];
-  const { lse } = compressedAttention(tape, cmp, tokens, blocks, sparse);
+  const { lse } = compressedAttention(tape, cmp, tokens, sparse);
   const scored = { q, k: kCmp, lse };
   const selected = given
     ? tape.from(repeated(given, tokens.count), [total, groups, sparse.nSel], 'i32')
-    : selectBlocks(tape, scored, tokens, blocks, sparse);
+    : selectBlocks(tape, scored, tokens, sparse);
   const flops = operations(selected.read());
   const branches = flops.cmp + flops.sel + flops.win;
   const choice = chooseSelectionKernel(tokens.longest, options);
@@ -233,21 +224,21 @@ function attentionSubjects(
       forward,
     });
   return [
-    attention('cmp', cmp, (own) => compressedAttention(own, cmp, tokens, blocks, sparse).out),
+    attention('cmp', cmp, (own) => compressedAttention(own, cmp, tokens, sparse).out),
     tapeSubject(device, describe('score', plain, flops.score, null), {
       inputs: [],
       result: selected,
-      forward: (own) => selectBlocks(own, scored, tokens, blocks, sparse),
+      forward: (own) => selectBlocks(own, scored, tokens, sparse),
     }),
-    attention('sel', sel, (own) => selectedAttention(own, sel, selected, tokens, sparse.lSel, options)),
+    attention('sel', sel, (own) => attendSelected(own, sel, selected, tokens, sparse.lSel, options).out),
     attention('win', win, (own) => windowAttention(own, win, tokens, sparse.w)),
     tapeSubject(device, describe('nsa', choice, branches + flops.score, BACKWARD_FLOPS * branches), {
       inputs: Object.values(inputs),
       result: dOut,
       forward: (own) =>
         given
-          ? withSelection(own, inputs, layout, sparse, selected)
-          : nativeSparseAttention(own, inputs, layout, sparse, options).out,
+          ? withSelection(own, inputs, tokens, sparse, selected)
+          : nativeSparseAttention(own, inputs, tokens, sparse, options).out,
     }),
     attention('dense', sel, (own) => denseAttention(own, sel, tokens)),
   ];
@@ -257,14 +248,14 @@ function attentionSubjects(
 function withSelection(
   tape: Tape,
   inputs: SparseInputs,
-  { tokens, blocks }: SparseLayout,
+  tokens: Sequences,
   sparse: SparseShape,
   selected: Tensor,
 ): Tensor {
   const { q, kCmp, vCmp, kSel, vSel, kWin, vWin, gates } = inputs;
-  const { out: oCmp, lse } = compressedAttention(tape, { q, k: kCmp, v: vCmp }, tokens, blocks, sparse);
-  selectBlocks(tape, { q, k: kCmp, lse }, tokens, blocks, sparse);
-  const oSel = selectedAttention(tape, { q, k: kSel, v: vSel }, selected, tokens, sparse.lSel);
+  const { out: oCmp, lse } = compressedAttention(tape, { q, k: kCmp, v: vCmp }, tokens, sparse);
+  selectBlocks(tape, { q, k: kCmp, lse }, tokens, sparse);
+  const oSel = attendSelected(tape, { q, k: kSel, v: vSel }, selected, tokens, sparse.lSel).out;
   const oWin = windowAttention(tape, { q, k: kWin, v: vWin }, tokens, sparse.w);
   return combine(tape, gates, oCmp, oSel, oWin);
 }

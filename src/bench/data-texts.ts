@@ -1,7 +1,7 @@
 /** Synthetic texts to tokenise: web-like, documentation, and a worst case. */
 import { readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { packageRoot } from '../config/files.js';
+import { packageRoot } from '../config/shipped.js';
 
 export type TextKind = 'web' | 'markdown' | 'worst';
 

@@ -1,182 +1,144 @@
-/** Speed of the data path: from prepared shards, and from Parquet through the pipeline, against the tokenizer alone. */
-import { setTimeout as sleep } from 'node:timers/promises';
-import { Worker } from 'node:worker_threads';
-import { createLoader, type Loader } from '../data/loader.js';
-import { failureOf } from '../data/pipeline/failure.js';
-import { type BaselineTask, type FromWorker, WORKER_MODULE } from '../data/pipeline/messages.js';
-import { StreamLoader } from '../data/pipeline/stream-loader.js';
-import { BASELINE_BYTES } from '../data/pipeline/tokenizer-baseline.js';
-import { openCorpus } from '../data/sources/corpus.js';
+/** `bench data`: whether the data path keeps up with a trainer, over several texts. */
+import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import type { Loader } from '../data/loader.js';
+import { prepareCorpus } from '../data/shards/prepare.js';
 import type { CorpusSpec } from '../data/sources/spec.js';
-import { quantile } from '../numbers.js';
-import { workerFile } from '../worker-file.js';
+import {
+  localCorpus,
+  measurePipeline,
+  measurePrepared,
+  measureTokenizerBaseline,
+  measureWaits,
+  openPipeline,
+  openPrepared,
+  type Rate,
+} from './data-rates.js';
+import { makeTexts, type TextKind } from './data-texts.js';
 
-export interface Rate {
-  readonly tokensPerSecond: number;
-  readonly megabytesPerSecond: number;
-  /** Per second of CPU time of all threads, which other load on the machine does not change. */
-  readonly megabytesPerCpuSecond: number;
+export interface DataBench {
+  /** A corpus to measure instead of the generated web text. */
+  readonly localPath?: string;
+  readonly textField: string;
+  readonly tokenizer: string;
+  readonly workers: number;
+  /** Tokens per second of the simulated trainer. */
+  readonly rate: number;
+  /** Less text and shorter measurements. */
+  readonly quick: boolean;
 }
 
-export interface Wait {
-  readonly p50Ms: number;
-  readonly p95Ms: number;
-  readonly maxMs: number;
+/** One row of `bench data --json`. */
+export interface DataRow {
+  readonly what: 'prepared' | 'bare' | 'pipeline' | 'wait prepared' | 'wait pipeline';
+  readonly text: string;
+  readonly tokens_per_s: number;
+  readonly mb_per_s: number | null;
+  readonly mb_per_cpu_s: number | null;
+  /** Speed relative to the tokenizer alone, by the clock and by CPU time. */
+  readonly share: number | null;
+  readonly cpu_share: number | null;
+  readonly fetch_p50_ms: number | null;
+  readonly fetch_p95_ms: number | null;
 }
 
 /** The shape of a batch. */
-export interface BatchShape {
-  readonly seq_len: number;
-  readonly batch_size: number;
-}
+export const BATCH = { seqLen: 2048, batchSize: 8 };
+const FILES = 4;
+const NOTHING = {
+  mb_per_s: null,
+  mb_per_cpu_s: null,
+  share: null,
+  cpu_share: null,
+  fetch_p50_ms: null,
+  fetch_p95_ms: null,
+};
 
-export function openPrepared(folder: string, tokenizer: string, shape: BatchShape): Promise<Loader> {
-  return createLoader({ source: 'tokens', path: folder, tokenizer, val_fraction: 0, seed: 1, ...shape });
-}
+type OnProgress = (news: string | DataRow) => void;
 
-export function openPipeline(spec: CorpusSpec, tokenizer: string, workers: number, shape: BatchShape) {
-  return new StreamLoader({
-    spec,
-    tokenizer,
-    workers,
-    documentBatch: 64,
-    prefetch: true,
-    queue: 8,
-    timeout: 120,
-    ...shape,
-  });
-}
-
-export function localCorpus(path: string, textField = 'text'): Promise<CorpusSpec> {
-  return openCorpus({
-    source: 'fineweb_edu_local',
-    path,
-    textField,
-    shuffle: true,
-    seed: 1,
-    valFraction: 0,
-    timeoutSeconds: 60,
-    hub: { dataset: '', configuration: null, split: '', revision: '' },
-    cache: { folder: '', limitBytes: 0 },
-    environment: {},
-  });
-}
-
-/** Batches that are taken per wait, so that the consumer is not woken for every batch. */
-const TAKEN_TOGETHER = 4;
-
-/** Takes batches as fast as possible for a number of seconds; returns tokens per second. */
-export function measurePrepared(loader: Loader, seconds: number): number {
-  const end = performance.now() + 1000 * seconds;
-  const started = performance.now();
-  let tokens = 0;
-  while (performance.now() < end) tokens += loader.next().inputs.length;
-  return tokens / ((performance.now() - started) / 1000);
-}
-
-/** The maximum rate of the pipeline from Parquet to batches, after a warm-up. */
-export async function measurePipeline(
-  spec: CorpusSpec,
-  tokenizer: string,
-  workers: number,
-  shape: BatchShape,
-  seconds: number,
-): Promise<Rate> {
-  const loader = await openPipeline(spec, tokenizer, workers, shape);
+/** Calls `onProgress` with each row, and with what is measured next. */
+export async function benchData(bench: DataBench, onProgress: OnProgress): Promise<DataRow[]> {
+  const folder = mkdtempSync(join(tmpdir(), 'trefoil-bench-data-'));
   try {
-    const run = async (isOver: (seconds: number) => boolean) => {
-      const [started, before, cpu] = [performance.now(), loader.telemetry().bytes, process.cpuUsage()];
-      let tokens = 0;
-      while (!isOver((performance.now() - started) / 1000)) {
-        await loader.ready(TAKEN_TOGETHER);
-        for (let batch = 0; batch < TAKEN_TOGETHER; batch++) tokens += loader.next().inputs.length;
-      }
-      const elapsed = (performance.now() - started) / 1000;
-      const megabytes = (loader.telemetry().bytes - before) / 1e6;
-      return {
-        tokensPerSecond: tokens / elapsed,
-        megabytesPerSecond: megabytes / elapsed,
-        megabytesPerCpuSecond: megabytes / cpuSeconds(cpu),
-      };
-    };
-    // The same warm-up as for the tokenizer alone: every thread has seen as much text.
-    const size = spec.files.reduce((sum, file) => sum + file.size, 0);
-    const corpus = workers * Math.min(BASELINE_BYTES, size);
-    await run(() => loader.telemetry().bytes >= corpus);
-    return await run((elapsed) => elapsed >= seconds);
+    return await measure(bench, folder, onProgress);
   } finally {
-    loader.close();
+    rmSync(folder, { recursive: true, force: true });
   }
 }
 
-/** The tokenizer alone on the same documents, already in memory as strings, in as many threads. */
-export async function measureTokenizerBaseline(
-  spec: CorpusSpec,
-  tokenizer: string,
-  workers: number,
-  seconds: number,
-): Promise<Rate> {
-  const file = await workerFile(WORKER_MODULE);
-  const go = new Int32Array(new SharedArrayBuffer(4));
-  const threads = Array.from({ length: workers }, (_, worker) => {
-    const workerData: BaselineTask = {
-      kind: 'baseline',
-      spec,
-      tokenizer,
-      seconds,
-      worker,
-      workers,
-      go: go.buffer as SharedArrayBuffer,
-    };
-    return new Worker(file, { workerData });
-  });
-  const next = (thread: Worker): Promise<FromWorker> =>
-    new Promise((resolve, reject) => {
-      thread.once('message', resolve);
-      thread.once('error', reject);
-    });
-  try {
-    await Promise.all(threads.map(next));
-    const results = threads.map(next);
-    Atomics.store(go, 0, 1);
-    Atomics.notify(go, 0);
-    const cpu = process.cpuUsage();
-    const total = { tokensPerSecond: 0, megabytesPerSecond: 0 };
-    let megabytes = 0;
-    for (const result of await Promise.all(results)) {
-      if (result.kind === 'failed') throw failureOf(result);
-      if (result.kind !== 'rate') continue;
-      total.tokensPerSecond += result.tokens / result.seconds;
-      total.megabytesPerSecond += result.bytes / 1e6 / result.seconds;
-      megabytes += result.bytes / 1e6;
+async function measure(bench: DataBench, folder: string, onProgress: OnProgress): Promise<DataRow[]> {
+  const { localPath, textField, tokenizer, workers, rate, quick } = bench;
+  onProgress('making texts');
+  const seconds = quick ? 0.2 : 4;
+  const rows: DataRow[] = [];
+  const add = (row: DataRow): void => {
+    rows.push(row);
+    onProgress(row);
+  };
+  const web = localPath ?? 'web';
+  const corpora: [string, CorpusSpec][] = [
+    [web, localPath ? await localCorpus(localPath, textField) : await made('web', folder, quick)],
+    ['markdown', await made('markdown', folder, quick)],
+    ['worst', await made('worst', folder, quick)],
+  ];
+  for (const [text, spec] of corpora) {
+    let [bare, pipeline] = [NO_RATE, NO_RATE];
+    // Alternating, so that another process on the machine slows both down alike.
+    for (let round = 0; round < (quick ? 1 : 2); round++) {
+      onProgress(`${text}, round ${round + 1}: tokenizer, then pipeline`);
+      bare = better(bare, await measureTokenizerBaseline(spec, tokenizer, workers, seconds));
+      pipeline = better(pipeline, await measurePipeline(spec, tokenizer, workers, BATCH, seconds));
     }
-    return { ...total, megabytesPerCpuSecond: megabytes / cpuSeconds(cpu) };
-  } finally {
-    await Promise.all(threads.map((thread) => thread.terminate()));
+    const row = (what: DataRow['what'], rate: Rate) => ({
+      what,
+      text,
+      ...NOTHING,
+      tokens_per_s: rate.tokensPerSecond,
+      mb_per_s: rate.megabytesPerSecond,
+      mb_per_cpu_s: rate.megabytesPerCpuSecond,
+    });
+    const share = pipeline.megabytesPerSecond / bare.megabytesPerSecond;
+    const cpu_share = pipeline.megabytesPerCpuSecond / bare.megabytesPerCpuSecond;
+    add(row('bare', bare));
+    add({ ...row('pipeline', pipeline), share, cpu_share });
   }
+  const shards = join(folder, 'shards');
+  await prepareCorpus({ spec: corpora[0][1], tokenizerName: tokenizer, workers, folder: shards });
+  const prepared = await openPrepared(shards, tokenizer, BATCH);
+  measurePrepared(prepared, seconds / 4);
+  const fastest = Math.max(measurePrepared(prepared, seconds / 2), measurePrepared(prepared, seconds / 2));
+  add({ what: 'prepared', text: web, ...NOTHING, tokens_per_s: fastest });
+  const wait = async (what: DataRow['what'], loader: Loader): Promise<void> => {
+    const { p50Ms, p95Ms } = await measureWaits(loader, rate, 2 * seconds);
+    add({ what, text: web, ...NOTHING, tokens_per_s: rate, fetch_p50_ms: p50Ms, fetch_p95_ms: p95Ms });
+    loader.close();
+  };
+  await wait('wait prepared', prepared);
+  const stream = await openPipeline(corpora[0][1], tokenizer, workers, BATCH);
+  await stream.ready(8);
+  await wait('wait pipeline', stream);
+  return rows;
 }
 
-/** CPU time of this process since a measurement. */
-function cpuSeconds(since: NodeJS.CpuUsage): number {
-  const { user, system } = process.cpuUsage(since);
-  return (user + system) / 1e6;
+const NO_RATE: Rate = { tokensPerSecond: 0, megabytesPerSecond: 0, megabytesPerCpuSecond: 0 };
+
+function better(first: Rate, second: Rate): Rate {
+  const { megabytesPerCpuSecond: one } = first;
+  const { megabytesPerCpuSecond: two } = second;
+  return {
+    ...(first.megabytesPerSecond > second.megabytesPerSecond ? first : second),
+    megabytesPerCpuSecond: Math.max(one, two),
+  };
 }
 
-/** Time that a trainer of a given speed waits for batches. Its computation is simulated by sleeping. */
-export async function measureWaits(loader: Loader, tokensPerSecond: number, seconds: number): Promise<Wait> {
-  const waitedMs: number[] = [];
-  const end = performance.now() + 1000 * seconds;
-  await loader.ready?.(1);
-  let due = performance.now();
-  while (performance.now() < end) {
-    const asked = performance.now();
-    await loader.ready?.(1);
-    const { inputs } = loader.next();
-    waitedMs.push(performance.now() - asked);
-    // A consumer that is behind does not pause, so its mean speed stays as given.
-    due += (1000 * inputs.length) / tokensPerSecond;
-    const pause = due - performance.now();
-    if (pause > 1) await sleep(pause);
-  }
-  return { p50Ms: quantile(waitedMs, 0.5), p95Ms: quantile(waitedMs, 0.95), maxMs: quantile(waitedMs, 1) };
+/** Writes a few files of generated text. */
+function made(kind: TextKind, folder: string, quick: boolean): Promise<CorpusSpec> {
+  const path = join(folder, kind);
+  mkdirSync(path);
+  const bytes = (quick ? 1e6 : 32e6) / (kind === 'worst' ? 4 : 1);
+  const lines = makeTexts(kind, bytes).map((text) => `${JSON.stringify({ text })}\n`);
+  for (let file = 0; file < FILES; file++)
+    writeFileSync(join(path, `${file}.jsonl`), lines.filter((_, index) => index % FILES === file).join(''));
+  return localCorpus(path);
 }

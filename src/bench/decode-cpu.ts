@@ -6,8 +6,11 @@ import type { Device } from '../device/device.js';
 import { prefill, readTokens } from '../infer/decode.js';
 import { type CachedSequence, DecodeCache } from '../model/cache.js';
 import { LanguageModel } from '../model/language-model.js';
+import type { StoredParameters } from '../model/parameters.js';
 import type { ModelShape } from '../model/shape.js';
-import type { Tensor } from '../tensor/tensor.js';
+import { PackedMatrix } from '../ops/linear/packed.js';
+import { fillNormal } from '../tensor/random/op.js';
+import { type Shape, Tensor } from '../tensor/tensor.js';
 import {
   type Branch,
   benchPrompts,
@@ -56,14 +59,17 @@ export function measureSteps(device: Device, { shape, lengths, batch, runs }: Mo
   );
 }
 
-export function measurePrefills(device: Device, { shape, lengths, batch, runs }: ModelBench): PrefillTimes[] {
+export function measurePrefills(
+  device: Device,
+  { shape, lengths, batch, runs, kernels, tile = null }: ModelBench,
+): PrefillTimes[] {
   return withModel(device, shape, (model, timed) =>
     lengths.map((S) => {
       const cache = new DecodeCache(timed, shape);
       const prompts = benchPrompts(shape, batch, S);
       const read = () => {
         const sequences = prompts.map(() => cache.sequence());
-        prefill(model, sequences, prompts);
+        prefill(model, sequences, prompts, tile, kernels && { kernels });
         for (const sequence of sequences) sequence.free();
       };
       const times = timeRuns(timed, read, runs, PREFILL_KERNELS);
@@ -75,12 +81,34 @@ export function measurePrefills(device: Device, { shape, lengths, batch, runs }:
 
 function withModel<T>(device: Device, shape: ModelShape, body: (model: LanguageModel, timed: TimedDevice) => T): T {
   const timed = new TimedDevice(device, () => 0);
-  const model = new LanguageModel(timed, shape, 1);
+  const model = new LanguageModel(timed, shape, new RandomWeights(timed));
   try {
     return body(model, timed);
   } finally {
     model.free();
   }
+}
+
+/** Random values, packed as those of a model that is loaded (`loadModel`). */
+class RandomWeights implements StoredParameters {
+  readonly #device: Device;
+  #stream = 0;
+
+  constructor(device: Device) {
+    this.#device = device;
+  }
+
+  read(_: string, shape: Shape): Tensor {
+    const value = Tensor.empty(this.#device, shape);
+    this.#stream += 1;
+    fillNormal(value, { seed: 1, stream: this.#stream }, 0.02);
+    if (shape.length !== 2) return value;
+    const matrix = PackedMatrix.of(value);
+    value.free();
+    return matrix;
+  }
+
+  free(): void {}
 }
 
 /** Every run starts at the same length: it decodes in forks of the sequences, which are freed afterwards. */
@@ -111,8 +139,10 @@ function timeRuns(
     run();
     const total = performance.now() - started;
     const rows = timed.rows(1);
-    const branch = (name: Branch) =>
-      rows.reduce((sum, row) => sum + (kernels[name].includes(row.name) ? row.ms : 0), 0);
+    const branch = (name: Branch) => {
+      const own = rows.filter((row) => kernels[name].includes(row.name));
+      return own.length === 0 ? Number.NaN : own.reduce((sum, row) => sum + row.ms, 0);
+    };
     times.push({ total, cmp: branch('cmp'), sel: branch('sel'), win: branch('win') });
   }
   const middle = (name: Branch | 'total') => median(times.map((time) => time[name]));

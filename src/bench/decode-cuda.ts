@@ -14,7 +14,6 @@ import { STEP_PARTS } from '../ops/attention/decode/step/step.js';
 import {
   type Branch,
   benchPrompts,
-  type DecodeBench,
   fillCache,
   type ModelBench,
   type PrefillTimes,
@@ -35,7 +34,7 @@ export interface AttentionTime {
 export function benchDecodeAttention(
   device: CudaDevice,
   lengths: readonly number[],
-  bench: Omit<DecodeBench, 'dense'>,
+  bench: Omit<ModelBench, 'lengths'>,
 ): AttentionTime[] {
   const { shape, batch, runs } = bench;
   return withSteps(device, { ...bench, lengths }, (_step, S, { prepare }) => {
@@ -128,7 +127,10 @@ function branchOf(kernel: string): Branch | null {
   return kernel.startsWith('window_') ? 'win' : null;
 }
 
-export function measurePrefills(device: CudaDevice, { shape, lengths, batch, runs }: ModelBench): PrefillTimes[] {
+export function measurePrefills(
+  device: CudaDevice,
+  { shape, lengths, batch, runs, kernels, tile = null }: ModelBench,
+): PrefillTimes[] {
   const model = new LanguageModel(device, shape, 1, 'bf16');
   try {
     return lengths.map((S) => {
@@ -136,7 +138,7 @@ export function measurePrefills(device: CudaDevice, { shape, lengths, batch, run
       const prompts = benchPrompts(shape, batch, S);
       const read = () => {
         const sequences = prompts.map(() => cache.sequence());
-        prefill(model, sequences, prompts);
+        prefill(model, sequences, prompts, tile, kernels && { kernels });
         for (const sequence of sequences) sequence.free();
       };
       read();

@@ -1,14 +1,18 @@
 /** Options and rows of `bench decode` and `bench prefill`, and the caches and prompts they measure with. */
+import type { Config } from '../config/schema.js';
 import type { CachedSequence, DecodeCache } from '../model/cache.js';
 import { headShapeOf, layerShapes, type ModelShape } from '../model/shape.js';
 import { type NewTokens, storePages } from '../ops/attention/decode/paged/op.js';
+import type { SparseOptions } from '../ops/attention/nsa.js';
+import type { SelectionKernel } from '../ops/attention/selected/op.js';
 import { castInto } from '../ops/cast/op.js';
 import { fillNormal } from '../tensor/random/op.js';
 import { Tensor } from '../tensor/tensor.js';
 
 export type Branch = 'cmp' | 'sel' | 'win';
 
-export interface PrefillRow {
+/** Times of one length and batch; the branches are NaN where none of their kernels ran. */
+export interface CacheRow {
   readonly S: number;
   readonly batch: number;
   readonly ms_total: number;
@@ -20,22 +24,36 @@ export interface PrefillRow {
   readonly tokens_per_s: number;
 }
 
-export interface DecodeRow extends PrefillRow {
+export interface PrefillRow extends CacheRow {
+  /** The kernel of the selected branch that was asked for. */
+  readonly kernel: SelectionKernel;
+  /** The kernels that ran. */
+  readonly ran: string;
+}
+
+export interface DecodeRow extends CacheRow {
   /** Keys read by one token in one layer and group. */
   readonly reads_measured: number;
   readonly reads_predicted: number;
 }
 
 export interface DecodeBench {
+  /** Which kernels read prompts. */
+  readonly config: Pick<Config, 'runtime' | 'model' | 'nsa'>;
+  /** Kernels of the selected branch to compare. Default: that of the config. */
+  readonly kernels?: readonly SelectionKernel[] | undefined;
   readonly shape: ModelShape;
   readonly batch: number;
   readonly runs: number;
   readonly dense: boolean;
 }
 
-/** What is measured of one model. */
-export interface ModelBench extends Omit<DecodeBench, 'dense'> {
+/** Measurements of one model. */
+export interface ModelBench extends Omit<DecodeBench, 'dense' | 'config' | 'kernels'> {
   readonly lengths: readonly number[];
+  readonly kernels?: SparseOptions | undefined;
+  /** Tokens of a prompt that are read at a time. Default: all. */
+  readonly tile?: number | null | undefined;
 }
 
 /** Medians, in milliseconds. */

@@ -7,7 +7,7 @@ import { Agent, request as httpRequest, type IncomingMessage } from 'node:http';
 import type { Device } from '../device/device.js';
 import { TrefoilError } from '../errors.js';
 import { prefill, readTokens } from '../infer/decode.js';
-import { loadModel } from '../infer/load-model.js';
+import { loadModel } from '../infer/load.js';
 import { DecodeCache } from '../model/cache.js';
 
 /** The load. Lengths are drawn evenly from `[least, most]`. */

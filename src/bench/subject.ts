@@ -2,17 +2,17 @@
 import type { Device } from '../device/device.js';
 import { Tape } from '../tensor/tape.js';
 import type { Tensor } from '../tensor/tensor.js';
-import { type Budget, measure, type Trial } from './timing.js';
+import { measure, type TimeBudget, type Trial } from './timing.js';
 
 /** Parts of attention that are timed. */
-export type What = 'nsa' | 'dense' | 'cmp' | 'score' | 'sel' | 'win' | 'linear';
+export type AttentionPart = 'nsa' | 'dense' | 'cmp' | 'score' | 'sel' | 'win' | 'linear';
 /** Forward or backward. */
-export type Pass = 'forward' | 'backward';
+export type BenchPass = 'forward' | 'backward';
 
 /** One row of `bench attention --json`, but for the share of the peak. */
 export interface AttentionRow {
-  readonly what: What;
-  readonly pass: Pass;
+  readonly what: AttentionPart;
+  readonly pass: BenchPass;
   readonly kernel: string;
   readonly S: number;
   readonly sequences: number;
@@ -23,7 +23,7 @@ export interface AttentionRow {
 }
 
 export interface Description {
-  readonly what: What;
+  readonly what: AttentionPart;
   readonly kernel: string;
   readonly S: number;
   readonly sequences: number;
@@ -74,7 +74,7 @@ export function tapeSubject(
 export function benchSubject(
   device: Device,
   { description, forward, backward }: Subject,
-  budget: Budget,
+  budget: TimeBudget,
   onRow: (row: AttentionRow) => void,
 ): AttentionRow[] {
   const rows = [rowOf(device, description, 'forward', forward, description.flops, budget)];
@@ -88,10 +88,10 @@ export function benchSubject(
 function rowOf(
   device: Device,
   { what, kernel, S, sequences }: Description,
-  pass: Pass,
+  pass: BenchPass,
   { start, resultBytes, heldBytes = 0 }: Work,
   flops: number,
-  budget: Budget,
+  budget: TimeBudget,
 ): AttentionRow {
   const { ms, peakBytes } = measure(device, start, budget);
   const scratch = 'scratchBytes' in device ? Number(device.scratchBytes) : 0;

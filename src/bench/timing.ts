@@ -8,10 +8,10 @@ export interface Trial {
 }
 
 /** How long to measure. */
-export interface Budget {
+export interface TimeBudget {
   /** Time to spend on the runs of one measurement. */
   readonly ms: number;
-  readonly mostRuns: number;
+  readonly maxRuns: number;
 }
 
 export interface Measurement {
@@ -26,25 +26,25 @@ interface DeviceClock {
 }
 
 /** Runs that are prepared together on a GPU: each holds its results until all are done. */
-const MOST_IN_A_ROW = 8;
+const MAX_IN_A_ROW = 8;
 
 /**
  * The first run warms up (kernels are compiled, memory is allocated) and estimates the duration. It counts
  * only if the budget allows no other run.
  */
-export function measure(device: Device, start: () => Trial, budget: Budget): Measurement {
+export function measure(device: Device, start: () => Trial, budget: TimeBudget): Measurement {
   const first = runOnce(device, start());
   const affordable = Math.floor(budget.ms / first.ms);
   if (hasClock(device)) {
     // The first run includes compilation. JavaScript launches slowly until it is compiled too, and in short passes the GPU
     // would wait for it.
-    const runs = Math.min(budget.mostRuns, MOST_IN_A_ROW);
+    const runs = Math.min(budget.maxRuns, MAX_IN_A_ROW);
     runInARow(device, start, runs);
     return { ms: runInARow(device, start, runs), peakBytes: first.peakBytes };
   }
   // Work far beyond the budget runs once: the warm-up cost is negligible.
   if (first.ms > 4 * budget.ms) return first;
-  const runs = Array.from({ length: Math.max(1, Math.min(budget.mostRuns, affordable)) }, () =>
+  const runs = Array.from({ length: Math.max(1, Math.min(budget.maxRuns, affordable)) }, () =>
     runOnce(device, start()),
   );
   return { ms: median(runs.map(({ ms }) => ms)), peakBytes: runs[0].peakBytes };

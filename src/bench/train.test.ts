@@ -7,7 +7,7 @@ import { linear } from '../ops/linear/op.js';
 import { Tape } from '../tensor/tape.js';
 import { Tensor } from '../tensor/tensor.js';
 import { cpu } from '../testing/devices.js';
-import { measureTraining } from './train.js';
+import { benchTraining } from './train.js';
 import { type CaseChoice, caseLengths, caseShape, SMALL_GPT, type TrainCase, trainCases } from './train-cases.js';
 import { kernelFlops } from './train-flops.js';
 import { TimedDevice } from './train-profile.js';
@@ -96,7 +96,7 @@ describe('measured steps', () => {
       const device = cpu();
       const held = device.pool.bytesInUse;
       const benchCase = smallCase(attention);
-      const time = measureTraining(device, benchCase, { least: 3, ms: 0 });
+      const time = benchTraining(device, benchCase, { least: 3, ms: 0 });
       const { used, palm } = trainingFlops(caseShape(benchCase), [96, 96]);
       expect(time).toMatchObject({ attention, S: 96, batch: 6, steps: 3, flops: { used: 3 * used, palm: 3 * palm } });
       expect(time.kernel).toBe(attention === 'nsa' ? 'v1' : 'tiled');
@@ -108,7 +108,7 @@ describe('measured steps', () => {
   );
 
   it('go on while they fit the budget', () => {
-    const { steps, ms } = measureTraining(cpu(), smallCase(), { least: 1, ms: 60 });
+    const { steps, ms } = benchTraining(cpu(), smallCase(), { least: 1, ms: 60 });
     expect(steps).toBeGreaterThanOrEqual(Math.min(2, Math.floor(60 / ms)));
     expect(steps).toBeLessThanOrEqual(100);
   });
@@ -119,7 +119,7 @@ describe('profile', () => {
     const benchCase = smallCase();
     const device = new TimedDevice(cpu(), kernelFlops(caseShape(benchCase), caseLengths(benchCase)));
     let rows: ReturnType<TimedDevice['rows']> = [];
-    measureTraining(
+    benchTraining(
       device,
       benchCase,
       { least: 2, ms: 0 },

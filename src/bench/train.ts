@@ -4,15 +4,16 @@
  */
 import type { Config } from '../config/schema.js';
 import { type Batch, packBatch } from '../data/batch.js';
-import { SyntheticSamples } from '../data/sources/synthetic.js';
+import { UniformSamples } from '../data/synthetic/uniform.js';
 import type { CudaDevice } from '../device/cuda/cuda.js';
 import type { Device } from '../device/device.js';
 import { recomputedFlops, trainingFlops } from '../model/flops.js';
 import { selectionKernel } from '../model/kernels.js';
 import { LanguageModel } from '../model/language-model.js';
-import { computeDtype, type Precision, stepPrecision } from '../model/shape.js';
+import { computeDtype, type StepPrecision, stepPrecision } from '../model/shape.js';
+import { BatchUploader } from '../train/device-batch.js';
 import { createStepper } from '../train/device-stepper.js';
-import { BatchUploader, createOptimizer, localContext, type Stepper } from '../train/step.js';
+import { createOptimizer, localContext, type Stepper } from '../train/step.js';
 import { median } from './timing.js';
 import { caseLengths, caseShape, type TrainCase } from './train-cases.js';
 import { type ProfileRow, profileRows } from './train-profile.js';
@@ -34,7 +35,7 @@ export interface StepTime {
   readonly peakBytes: number;
   readonly params: number;
   readonly layers: number;
-  readonly precision: Precision;
+  readonly precision: StepPrecision;
 }
 
 /** How long to measure: at least `least` steps, more while they fit into `ms`. */
@@ -45,7 +46,7 @@ export interface StepBudget {
 
 /** The first step compiles kernels and fills the pool, the second meets untouched memory or records the graph. */
 const WARMUP_STEPS = 3;
-const MOST_STEPS = 100;
+const MAX_STEPS = 100;
 
 /** Called around the measured steps. */
 export interface StepHooks {
@@ -56,7 +57,7 @@ export interface StepHooks {
 }
 
 /** Times whole training steps. */
-export function measureTraining(
+export function benchTraining(
   device: Device,
   benchCase: TrainCase,
   budget: StepBudget,
@@ -119,7 +120,7 @@ function withStepper<T>(device: Device, benchCase: TrainCase, use: (run: BenchRu
 function takeStep(stepper: Stepper, batches: readonly Batch[], learningRate: number): void {
   stepper.launch({ batches, learningRate });
   stepper.read();
-  stepper.update();
+  stepper.update?.();
 }
 
 const PROFILED_STEPS = 3;
@@ -151,7 +152,7 @@ function timeSteps(run: () => void, device: Device, budget: StepBudget, hooks: S
   hooks.onWarm?.();
   const times: number[] = [];
   let spent = 0;
-  while (times.length < budget.least || (spent < budget.ms && times.length < MOST_STEPS)) {
+  while (times.length < budget.least || (spent < budget.ms && times.length < MAX_STEPS)) {
     const ms = step();
     times.push(ms);
     spent += ms;
@@ -161,7 +162,7 @@ function timeSteps(run: () => void, device: Device, budget: StepBudget, hooks: S
 }
 
 function syntheticBatches({ train }: Config, vocabulary: number): Batch[] {
-  const samples = new SyntheticSamples(vocabulary, train.seed, 'train');
+  const samples = new UniformSamples(vocabulary, train.seed, 'train');
   return Array.from({ length: train.accumulate_grad_batches }, (_, micro) => {
     const rows = Array.from({ length: train.batch_size }, (_, row) => samples.locate(micro * train.batch_size + row));
     return packBatch(samples, rows, { sequenceLength: train.seq_len, documentMask: false });

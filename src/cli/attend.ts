@@ -27,6 +27,8 @@ const OPTIONS = {
 type Options = OptionValues<typeof OPTIONS>;
 
 const HELP = `
+Starts after projection, RoPE and compression: keys and queries are used as
+given, also as rotated; gates are weights, after their softmax or sigmoid.
 Input (F32, F64, BF16 or F16; metadata S H G d_k d_v l d l_sel n_sel w):
   q      [S, H, d_k]                gates  [S, H, 3]
   k_cmp  [Nc, G, d_k]               v_cmp  [Nc, G, d_v]
@@ -34,7 +36,7 @@ Input (F32, F64, BF16 or F16; metadata S H G d_k d_v l d l_sel n_sel w):
   d_out  [S, H, d_v]   optional: gradient of out; without it no gradients
   cu_seqlens  [B+1]    optional: I32 offsets of packed sequences; Nc then counts
                        the compression blocks of all sequences
-Output (F32; selected is I32, ascending, padded with -1 at the front of a row):
+Output (F32; selected is I32, ascending, padded with -1 at the end of a row):
   out o_cmp o_sel o_win selected, and with d_out also
   dq dk_cmp dv_cmp dk_sel dv_sel dk_win dv_win d_gates
 NaN in the input propagates to the output and is not an error.

@@ -14,7 +14,7 @@ const OPTIONS = {
     ['latest', 'all', 'none'],
     'latest',
   ),
-  json: jsonOption('{file, bytes, files, checkpoints, missed}'),
+  json: jsonOption('{file, bytes, files, checkpoints, missed, elsewhere}'),
 };
 type Options = OptionValues<typeof OPTIONS>;
 
@@ -27,5 +27,6 @@ async function backup({ dir, out, checkpoints, json }: Options, io: Io): Promise
   if (json) return printJson(io, result);
   const steps = result.checkpoints.length > 0 ? `checkpoint of step ${result.checkpoints.join(', ')}` : 'no checkpoint';
   io.out(`${result.file}: ${result.files} files, ${(result.bytes / 2 ** 20).toFixed(1)} MiB, ${steps}`);
+  for (const name of result.elsewhere) io.out(`not in the archive: ${name}`);
   for (const name of result.missed) io.warn(`${name} was deleted while it was read`);
 }

@@ -1,11 +1,20 @@
 /** `trefoil check`: smoke checks on the files of a run, or of a run trained for the purpose. */
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
-import { join } from 'node:path';
+import { basename, dirname, join } from 'node:path';
 import { parseConfig } from '../config/parse.js';
 import { ExitCode, TrefoilError, UsageError } from '../errors.js';
 import { runPaths } from '../run/paths.js';
-import { type CheckInput, checkRun, compareBaseline, loadBaseline, saveBaseline } from '../watch/check.js';
+import { visible } from '../text.js';
+import {
+  type CheckInput,
+  checkRun,
+  compareBaseline,
+  loadBaseline,
+  runText,
+  saveBaseline,
+  stateRows,
+} from '../watch/check.js';
 import { verdict } from '../watch/row.js';
 import { resolveThresholds } from '../watch/thresholds.js';
 import { type Io, printJson } from './shared/io.js';
@@ -51,9 +60,13 @@ async function check(options: Options, io: Io): Promise<void> {
       mustLearn: folder === undefined,
     });
     const compared = baseline ? compareBaseline(measured, baseline, options.baselineTolerance) : [];
-    const result = verdict([...found, ...compared]);
+    const run = folderOf(input);
+    const result = verdict([...found, ...(run ? stateRows(run) : []), ...compared]);
     if (options.json) printJson(io, result);
-    else printRows(io, result.rows, result.ok ? 'passed' : 'FAILED');
+    else {
+      if (run) io.out(visible(runText(run)));
+      printRows(io, result.rows, result.ok ? 'passed' : 'FAILED');
+    }
     if (options.saveBaseline !== undefined && result.ok) {
       saveBaseline(options.saveBaseline, measured);
       io.err(`wrote ${options.saveBaseline}`);
@@ -76,6 +89,12 @@ function inputOf({ dir, csv, heartbeat }: Options): CheckInput {
 function filesOf(dir: string): CheckInput {
   const paths = runPaths(dir);
   return { csv: paths.training, heartbeat: paths.heartbeat(0) };
+}
+
+/** The run whose heartbeats are checked; undefined for a file that was copied elsewhere. */
+function folderOf({ heartbeat }: CheckInput): string | undefined {
+  const folder = dirname(heartbeat);
+  return runPaths(folder).heartbeat(0) === join(folder, basename(heartbeat)) ? folder : undefined;
 }
 
 /** Trains a run of a few seconds that uses every part of the trainer. */

@@ -1,6 +1,6 @@
 /**
  * All commands, in the order and groups of `trefoil --help`. A command is a line here and a module that exports
- * `configure` or `run`; the module is imported only when the command is used.
+ * `configure`; the module is imported only when the command is used.
  */
 import type { Command } from 'commander';
 import type { Io } from './shared/io.js';
@@ -9,6 +9,8 @@ interface CommandName {
   readonly name: string;
   /** One line for the list of commands. */
   readonly summary: string;
+  /** Stops something: no error suggests it for a misspelled command. */
+  readonly stops?: true;
 }
 
 /** A command with a module of its own. */
@@ -26,21 +28,13 @@ export type CommandEntry = (SingleCommand | CommandGroup) & {
   readonly heading?: string;
 };
 
-export type CommandModule = ConfiguredCommand | PlainCommand;
-
 /** Declares options and an action on commander's command. */
-export interface ConfiguredCommand {
+export interface CommandModule {
   /**
    * The action prints on `io`, throws a TrefoilError for an error that the user can fix, and sets `io.exitCode` when
    * the work is done but the result is negative.
    */
   configure(command: Command, io: Io): void;
-}
-
-/** Parses its own arguments, including `--help`. */
-export interface PlainCommand {
-  /** `args` are the arguments after the command's name. Returns the exit code. */
-  run(args: readonly string[], io: Io): Promise<number>;
 }
 
 /** Commands of `trefoil bench`. */
@@ -84,6 +78,11 @@ export const EVALUATIONS: readonly SingleCommand[] = [
     name: 'needle',
     summary: 'retrieval accuracy by depth and context length, with a chart',
     load: () => import('./eval/needle.js'),
+  },
+  {
+    name: 'long',
+    summary: 'questions over your own long text, for a model or an OpenAI server',
+    load: () => import('./eval/long.js'),
   },
   {
     name: 'selection',
@@ -176,6 +175,12 @@ export const COMMANDS: readonly CommandEntry[] = [
   },
   {
     heading: USE,
+    name: 'chat',
+    summary: 'talk to a chat model',
+    load: () => import('./chat.js'),
+  },
+  {
+    heading: USE,
     name: 'serve',
     summary: 'serve a model over HTTP with the OpenAI API',
     load: () => import('./serve.js'),
@@ -217,6 +222,7 @@ export const COMMANDS: readonly CommandEntry[] = [
   {
     heading: RUNS,
     name: 'halt',
+    stops: true,
     summary: 'stop a run after its step and a checkpoint',
     load: () => import('./halt.js'),
   },

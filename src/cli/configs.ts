@@ -2,7 +2,8 @@
 import { readFileSync } from 'node:fs';
 import type { Command } from 'commander';
 import { parse } from 'yaml';
-import { findConfig, shippedConfigs } from '../config/files.js';
+import { earlierNameLine, findConfig } from '../config/files.js';
+import { shippedConfigs } from '../config/shipped.js';
 import { type Io, printJson } from './shared/io.js';
 import { jsonOption } from './shared/options.js';
 import { formatTable, wrapped } from './shared/table.js';
@@ -28,11 +29,16 @@ export function configure(command: Command, io: Io): void {
 }
 
 function print(name: string, json: boolean, io: Io): void {
-  const { path } = findConfig(name);
+  const file = findConfig(name);
+  const { path } = file;
+  for (const line of earlierNameLine(file)) io.warn(line);
   const text = readFileSync(path, 'utf8');
   if (json) printJson(io, { name, description: description(path), config: parse(text) });
   else io.stdout.write(text);
 }
+
+/** Names that a newcomer wants first, in this order. */
+const FIRST = ['quickstart', 'text_cpu', 'base', '125m_24g', '125m_80g'];
 
 function list(json: boolean, io: Io): void {
   const [configs, profiles] = (['configs', 'configs/profiles'] as const).map((shelf) =>
@@ -48,7 +54,20 @@ function list(json: boolean, io: Io): void {
       rows.map(({ name, description: text }) => [name, text]),
       io.width,
     );
-  io.out(table('config', configs));
+  const isFirst = ({ name }: { readonly name: string }) => FIRST.includes(name);
+  const place = ({ name }: { readonly name: string }) => FIRST.indexOf(name);
+  io.out(
+    table(
+      'first',
+      configs.filter(isFirst).sort((a, b) => place(a) - place(b)),
+    ),
+  );
+  io.out(
+    table(
+      'more',
+      configs.filter((one) => !isFirst(one)),
+    ),
+  );
   io.out(table('profile', profiles));
   io.out('Use one with `trefoil train --config NAME`; `trefoil configs NAME` prints it.');
 }

@@ -1,7 +1,7 @@
 /** `trefoil dashboard`: serves the web application over the files of runs, and the playground of a model. */
 import { basename, resolve } from 'node:path';
-import { isLoopback } from '../dashboard/security.js';
 import { startDashboard } from '../dashboard/server.js';
+import { isLoopback } from '../http/access.js';
 import { WorkerHost } from '../serve/host.js';
 import { resolveThresholds } from '../watch/thresholds.js';
 import { deviceOption } from './shared/device.js';
@@ -62,6 +62,8 @@ async function run(options: Options, io: Io): Promise<void> {
       process.once('disconnect', () => end());
     });
     await dashboard.close();
+    // The channel to the training that started it would keep this process alive.
+    if (process.connected) process.disconnect();
   } finally {
     await model?.host.close();
   }

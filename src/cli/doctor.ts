@@ -1,5 +1,5 @@
 /** `trefoil doctor`: checks that a machine, and optionally a config, is ready for a run. */
-import { parseTrainFlags } from '../config/flags.js';
+import { FlagSettings } from '../config/flags.js';
 import { defaultCompilerOptions, KernelCompiler } from '../device/cpu/compile.js';
 import { ExitCode } from '../errors.js';
 import { type DoctorRow, diagnose } from '../watch/doctor/doctor.js';
@@ -23,7 +23,7 @@ async function doctor({ config, set = [], compile, json }: Options, io: Io): Pro
     const options = { ...defaultCompilerOptions(io.env), progress: new CompileProgressLine(io.stderr) };
     io.err(`${await new KernelCompiler(options).compileAll()} kernels are compiled in ${options.cache}`);
   }
-  const { layer } = parseTrainFlags(set.flatMap((pair) => ['--set', pair]));
+  const { layer } = new FlagSettings().set(...set);
   const isAsked = config !== undefined || set.length > 0 || Boolean(io.env['CONFIG']?.trim());
   const asked = isAsked ? { env: io.env, flags: layer, config: config ?? null } : null;
   const diagnosis = await diagnose(io.env, asked);

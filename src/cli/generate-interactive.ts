@@ -71,7 +71,7 @@ async function answer(talk: Talk, line: string, io: Io, isStopped: () => boolean
   io.err(`[${talk.length} tokens of context${speed}${cut}]`);
 }
 
-/** What to say about an answer that the model did not end itself. */
+/** Messages about answers that the model did not end itself. */
 const CUT: Partial<Record<Generation['finishReason'], string>> = {
   length: '--max-new-tokens was reached',
   context: '--max-context is full: /reset, or raise it',

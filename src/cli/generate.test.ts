@@ -1,15 +1,17 @@
-import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { mkdirSync, mkdtempSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { Readable, Writable } from 'node:stream';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { toYaml } from '../config/print.js';
 import { byteLevelTokenizerJson } from '../data/testing/tokenizer-json.js';
 import { cudaAbsence } from '../device/cuda/cuda.js';
-import { writeFinalModel } from '../infer/load-model.js';
+import { writeFinalModel } from '../infer/load.js';
 import { saveTinyCheckpoint, tinyConfig, tinyModel } from '../infer/testing/tiny-model.js';
 import { configure, type Input } from './generate.js';
 import { main } from './program.js';
 import { createIo, type Stream } from './shared/io.js';
+import { runCli } from './testing/run.js';
 
 let root: string;
 let run: string;
@@ -135,6 +137,14 @@ describe('trefoil generate', () => {
     expect((await json(['--prompt', 'abc', '--min-p', '1'])).text).toBe(greedy.text);
     const penalized = await json(['--prompt', 'abc', '--greedy', '--repetition-penalty', '0.01']);
     expect(penalized.text).not.toBe(greedy.text);
+  });
+
+  it('continues a prompt from the files of --prefix-cache-dir', async () => {
+    const words = ['--prompt', 'many words '.repeat(60), '--seed', '3', '--max-new-tokens', '8'];
+    const folder = join(root, 'prefixes');
+    const { text } = await json(words);
+    for (const _ of ['written', 'read']) expect((await json([...words, '--prefix-cache-dir', folder])).text).toBe(text);
+    expect(readdirSync(folder).filter((name) => name.endsWith('.prefix'))).toHaveLength(3); // two blocks, and logits
   });
 
   describe('--json-schema', () => {
@@ -273,6 +283,32 @@ describe('trefoil generate', () => {
       expect(plain).toMatchObject({ code: 0, out: `${text}\n` });
     });
 
+    it('is what trefoil chat does, and generate says so', async () => {
+      const words = ['--model', chatModel, '--prompt', 'Hello', ...options];
+      const chat = await runCli(['chat', ...words]);
+      expect(chat).toMatchObject({ code: 0, stdout: (await runCli(['generate', '--chat', ...words])).stdout });
+      const plain = await runCli(['generate', ...words]);
+      expect(plain.stderr).toContain(`to talk to it: trefoil chat --model ${chatModel}`);
+      expect(chat.stderr).not.toContain('to talk to it');
+    });
+
+    it('is what a training on chats ends with', async () => {
+      const chats = join(root, 'chats.jsonl');
+      const messages = [
+        { role: 'user', content: 'How deep is the river?' },
+        { role: 'assistant', content: 'Not deep.' },
+      ];
+      writeFileSync(chats, `${JSON.stringify({ messages })}\n`.repeat(4));
+      const out = join(root, 'trained-on-chats');
+      const config = join(root, 'chats.yaml');
+      const data = { source: 'chat', path: chats, tokenizer: chatModel };
+      const train = { steps: 1, seq_len: 64, batch_size: 1, save_every: 0, eval_every: 0, out_dir: out };
+      writeFileSync(config, toYaml(tinyConfig({ data, train })));
+      const { code, stdout, stderr } = await runCli(['train', '--config', config, '--device', 'cpu']);
+      expect(code, stderr).toBe(0);
+      expect(stdout.trimEnd().split('\n').at(-1)).toBe(`use it: npx trefoil chat --model ${out}`);
+    });
+
     it('is a conversation on a terminal: turns, /reset, /help and /exit', async () => {
       const lines = ['Hello', 'Again', '/reset', 'Hello', '/help', '/exit', 'never read'];
       const stdin = Object.assign(Readable.from(lines.map((line) => `${line}\n`)), { isTTY: true }) as Input;
@@ -347,7 +383,9 @@ describe('trefoil generate', () => {
     const { code, out } = await generate(['--help']);
     expect(code).toBe(0);
     const flags =
-      'model prompt prompt-file chat system max-new-tokens max-context temperature top-k top-p min-p repetition-penalty seed greedy stop json-schema device';
-    for (const flag of [...flags.split(' '), 'threads', 'json']) expect(out).toContain(`--${flag}`);
+      'model prompt prompt-file chat system max-new-tokens max-context temperature top-k top-p min-p repetition-penalty seed greedy stop json-schema prefix-cache-dir device';
+    const rest = ['precision', 'weights', 'threads', 'json', 'help'];
+    const shown = Array.from(out.matchAll(/^ {2}(?:-\w, )?--([\w-]+)/gm), ([, name]) => name);
+    expect(shown.sort()).toEqual([...flags.split(' '), ...rest].sort());
   });
 });

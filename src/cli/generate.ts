@@ -2,26 +2,19 @@
 import { randomInt } from 'node:crypto';
 import { readFileSync } from 'node:fs';
 import { type Command, InvalidArgumentError } from 'commander';
-import { environmentWarnings } from '../config/legacy/environment.js';
 import { requireChatTemplate } from '../data/chat.js';
 import { UsageError } from '../errors.js';
 import { fileError } from '../files.js';
-import { Chat, encodeChatPrompt } from '../infer/chat.js';
-import { Conversation } from '../infer/conversation.js';
-import { withEnvironment } from '../infer/environment.js';
-import {
-  DEFAULT_MAX_CONTEXT,
-  DEFAULT_NEW_TOKENS,
-  type FinishReason,
-  type Generation,
-  generateAll,
-  type TextPiece,
-} from '../infer/generate.js';
-import { loadModel } from '../infer/load-model.js';
+import { Chat, Conversation, encodeChatPrompt } from '../infer/chat.js';
+import { DEFAULT_MAX_CONTEXT, DEFAULT_NEW_TOKENS, type FinishReason } from '../infer/engine/request.js';
+import type { SamplingOptions } from '../infer/engine/sampler.js';
+import { modelEnvironmentWarnings, withEnvironment } from '../infer/environment.js';
+import { type Generation, generateAll, type TextPiece } from '../infer/generate.js';
+import { loadModel } from '../infer/load.js';
 import { compileSchema, type JsonSchema } from '../infer/structured/schema.js';
 import type { ResponseFormat } from '../infer/structured/structured-output.js';
 import { inFile } from '../model/model-config.js';
-import { visible } from '../text.js';
+import { shellQuote, visible } from '../text.js';
 import { converse, INTERACTIVE_HELP } from './generate-interactive.js';
 import { deviceOption, openDevice } from './shared/device.js';
 import { type Io, printJson } from './shared/io.js';
@@ -35,6 +28,7 @@ import {
   parsed,
   repeated,
   threadsOption,
+  weightsOption,
   wholeNumber,
 } from './shared/options.js';
 
@@ -77,8 +71,10 @@ const OPTIONS = {
   greedy: flag('--greedy', 'always choose the most probable token').conflicts('temperature'),
   stop: repeated('--stop <text>', 'end before this text; repeatable'),
   jsonSchema: flag('--json-schema <file>', 'the text is a JSON document of this schema').conflicts('stop'),
+  prefixCacheDir: flag('--prefix-cache-dir <folder>', 'folder for prefixes of prompts, as of serve (default: none)'),
   device: deviceOption('where to compute'),
   precision: choice('--precision <name>', 'type of activations (default: bf16 on CUDA, else fp32)', ['fp32', 'bf16']),
+  weights: weightsOption(),
   threads: threadsOption(),
   json: jsonOption('{prompt, text, tokens, tokens_per_s, finish_reason}, or a list for several prompts'),
 };
@@ -90,6 +86,26 @@ export function configure(command: Command, io: Io, stdin: Input = process.stdin
     .action((options: Options) => run(options, io, stdin));
 }
 
+/** `trefoil chat`: the same with `--chat`. */
+export function configureChat(command: Command, io: Io, stdin: Input = process.stdin): void {
+  const { chat, ...others } = OPTIONS;
+  addOptions(command, others)
+    .addHelpText('after', CHAT_HELP)
+    .action((options: Options) => run({ ...options, chat: true }, io, stdin));
+}
+
+const CHAT_HELP = `
+The same as trefoil generate --chat. Without --prompt and --prompt-file it is a
+conversation on a terminal:
+${INTERACTIVE_HELP}.
+The model needs a chat template (chat_template.jinja or tokenizer_config.json
+beside its tokenizer.json). Answers go to stdout, everything else to stderr.
+
+Examples:
+  trefoil chat --model SmolLM2-135M-Instruct
+  trefoil chat --model artifacts/chat --system "Be brief." --prompt "Hello"
+`;
+
 const HELP = `
 Without --prompt and --prompt-file the prompt is read from stdin if it is
 piped. On a terminal the model continues line by line:
@@ -100,6 +116,10 @@ the text it would get alone, printed after a line with its number.
 
 With --json-schema the text is always a whole document of the schema, within
 --max-new-tokens. Keywords that are not supported are refused by name.
+
+With --prefix-cache-dir what was read of a prompt is stored in files, at most
+16 GiB. A later prompt with the same beginning, of this command or of a server,
+continues from there. The text is the same.
 
 With --chat each prompt is a message and the text is the answer; on a terminal
 without a prompt it is a conversation. The template is the model's own
@@ -114,7 +134,7 @@ Examples:
 `;
 
 async function run(options: Options, io: Io, stdin: Input): Promise<void> {
-  for (const warning of environmentWarnings(io.env)) io.warn(warning);
+  for (const warning of modelEnvironmentWarnings(io.env, 'generate')) io.warn(warning);
   if (options.system !== undefined && !options.chat)
     throw new UsageError('--system: is the first message of a chat; add --chat');
   const { json = false, chat = false, system, maxContext, topK, topP, minP, repetitionPenalty, stop = [] } = options;
@@ -129,15 +149,27 @@ async function run(options: Options, io: Io, stdin: Input): Promise<void> {
   const device = openDevice(options);
   const precision = options.precision ?? (device.kind === 'cuda' ? 'bf16' : 'fp32');
   const dtype = precision === 'bf16' ? 'bf16' : 'f32';
-  const { model, tokenizer, config, path, step, warnings, endTokens } = loadModel(device, options.model, dtype);
+  const { model, tokenizer, config, path, step, warnings, endTokens } = loadModel(
+    device,
+    options.model,
+    dtype,
+    options,
+  );
   try {
     for (const warning of warnings) io.warn(warning);
     io.err(`model: ${path} (step ${step}, ${model.parameterCount.toLocaleString('en')} parameters)`);
     const source = { model, tokenizer, endTokens, config: withEnvironment(config, io.env) };
-    const sampling = { temperature: greedy ? 0 : options.temperature, topK, topP, minP, repetitionPenalty, seed };
-    const generation = { maxNewTokens, maxContext, stop, sampling };
+    const temperature = greedy ? 0 : options.temperature;
+    const sampling: Required<SamplingOptions> = { temperature, topK, topP, minP, repetitionPenalty, seed };
+    const { prefixCacheDir } = options;
+    const cached = prefixCacheDir === undefined ? {} : { prefixCacheDir };
+    const generation = { maxNewTokens, maxContext, stop, sampling, ...cached };
     // Before the first line is typed: a model without a template cannot chat at all.
     if (chat) requireChatTemplate(tokenizer);
+    else if (tokenizer.chat?.templates.has('default'))
+      io.err(
+        `this model has a chat template and continues text here; to talk to it: trefoil chat --model ${shellQuote(options.model)}`,
+      );
     if (isInteractive) {
       const talk = chat ? new Chat(source, { ...generation, system }) : new Conversation(source, generation);
       await interact(talk, io, stdin);
@@ -185,7 +217,7 @@ async function interact(talk: Conversation | Chat, io: Io, stdin: Input): Promis
   try {
     await converse(talk, io, stdin as Input & NodeJS.ReadableStream); // a terminal is one
   } finally {
-    talk.free();
+    await talk.free();
   }
 }
 

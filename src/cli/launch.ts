@@ -1,10 +1,10 @@
 /** `trefoil launch`: starts the ranks of this machine, and restarts them when one is lost. */
 import { randomUUID } from 'node:crypto';
 import { fileURLToPath } from 'node:url';
-import { parseTrainFlags } from '../config/flags.js';
+import { type Command, InvalidArgumentError } from 'commander';
 import { loadConfig, pickConfigByGpuMemory } from '../config/load.js';
-import { hint } from '../config/suggest.js';
-import { cudaAbsence } from '../device/cuda/cuda.js';
+import { cpuSockets } from '../device/cpu/sockets.js';
+import { cudaAbsence, gpuCount } from '../device/cuda/cuda.js';
 import { ExitCode, UsageError } from '../errors.js';
 import { pidExists } from '../process-identity.js';
 import { readRun } from '../run/reader.js';
@@ -20,21 +20,36 @@ import {
 } from '../train/ranks/launch.js';
 import { createSecret } from '../train/ranks/secret.js';
 import type { Io } from './shared/io.js';
+import { addOptions, type OptionValues, parsed, wholeNumber } from './shared/options.js';
+import { parseTrainFlags } from './shared/train-flags.js';
 import { gpuMemoryGib } from './train.js';
 
-const HELP = `Usage: trefoil launch -n <ranks> [--restarts <r>] [--] train [options]
-
-Starts the ranks of a training run on this machine: through mpirun on CPUs, as
+const DESCRIPTION = `Starts the ranks of a training run on this machine: through mpirun on CPUs, as
 one process per GPU otherwise. Output lines are prefixed with their rank.
 SIGTERM, SIGINT, SIGUSR1 and SIGUSR2 are forwarded to all ranks; a closed
-terminal counts as SIGTERM.
+terminal counts as SIGTERM.`;
 
-  -n, --nproc-per-node <ranks>    ranks on this machine
-                                  (default: PET_NPROC_PER_NODE, if set)
-  --restarts, --max-restarts <r>  restarts with --resume auto when a rank fails
-                                  or is lost (default: 0)
-  -h, --help                      print this help
+const RANKS =
+  'ranks on this machine, or auto: one per GPU, else per CPU socket (default: PET_NPROC_PER_NODE, if set, or auto)';
+const RESTARTS = 'restarts with --resume auto when a rank fails or is lost (default: 0)';
 
+const OPTIONS = {
+  nprocPerNode: parsed('-n, --nproc-per-node <ranks>', RANKS, ranksOrAuto),
+  restarts: parsed('--restarts <r>', RESTARTS, wholeNumber(0)),
+  maxRestarts: parsed('--max-restarts <r>', 'same as --restarts', wholeNumber(0)),
+  // As torchrun spells them.
+  nproc_per_node: parsed('--nproc_per_node <ranks>', RANKS, ranksOrAuto).hideHelp(),
+  max_restarts: parsed('--max_restarts <r>', RESTARTS, wholeNumber(0)).hideHelp(),
+};
+type Options = OptionValues<typeof OPTIONS>;
+
+function ranksOrAuto(text: string): number | 'auto' {
+  if (text === 'auto') return text;
+  if (!/^[1-9]\d*$/.test(text)) throw new InvalidArgumentError('It must be an integer >= 1, or auto.');
+  return Number(text);
+}
+
+const HELP = `
 train.batch_size is per rank: a step takes
 batch_size * accumulate_grad_batches * ranks sequences.
 For several machines use mpirun, torchrun, Slurm or Kubernetes
@@ -44,23 +59,34 @@ Example:
   trefoil launch -n 2 --restarts 3 -- train --config quickstart
 `;
 
+export function configure(command: Command, io: Io): void {
+  addOptions(command, OPTIONS)
+    .usage('[-n <ranks>] [--restarts <r>] [--] train [options]')
+    .description(DESCRIPTION)
+    .addHelpText('after', HELP)
+    .passThroughOptions() // flags after `train` are those of the ranks
+    .argument('[command...]')
+    .action(async (words: readonly string[], options: Options) => {
+      io.exitCode = await run(words, options, io);
+    });
+}
+
 interface Request {
-  readonly ranks: number | null;
+  readonly ranks: number;
+  /** How the number of ranks was found, for the first line; empty if it was given. */
+  readonly why: string;
   readonly restarts: number;
   /** Flags of train. */
   readonly words: readonly string[];
 }
 
-export async function run(argv: readonly string[], io: Io): Promise<number> {
-  const own = argv.slice(0, commandAt(argv));
-  if (own.includes('--help') || own.includes('-h')) {
-    io.out(HELP.trimEnd());
-    return ExitCode.done;
-  }
-  const request = parse(argv);
-  const line = parseTrainFlags(request.words);
-  if (line.help) throw new UsageError('launch: the flags of train are listed by trefoil train --help');
-  const { config } = loadConfig({
+async function run([name, ...words]: readonly string[], options: Options, io: Io): Promise<number> {
+  if (name !== 'train')
+    throw new UsageError('launch: command missing; write trefoil launch [-n <ranks>] -- train [options]');
+  if (words.includes('--help') || words.includes('-h'))
+    throw new UsageError('launch: the flags of train are listed by trefoil train --help');
+  const line = parseTrainFlags(words);
+  const { config, origins } = loadConfig({
     env: io.env,
     flags: line.layer,
     config: line.config,
@@ -69,6 +95,15 @@ export async function run(argv: readonly string[], io: Io): Promise<number> {
   const { device } = config.runtime;
   const isCuda = device !== 'cpu' && cudaAbsence() === null;
   if (device === 'cuda' && !isCuda) throw new UsageError(`--device cuda: ${cudaAbsence()} (or use --device cpu)`);
+  const given = options.nprocPerNode ?? options.nproc_per_node ?? petNode(io.env)?.perNode ?? 'auto';
+  const ranks = given !== 'auto' ? given : isCuda ? gpuCount() : cpuSockets();
+  const why = given === 'auto' ? ` (one per ${isCuda ? 'GPU' : 'CPU socket'})` : '';
+  if (config.train.ddp === 0 && ranks > 1)
+    throw new UsageError(
+      `train.ddp: 0 trains on one rank, but launch starts ${ranks}; leave out one of the two [${origins.get('train.ddp')}]`,
+    );
+  const restarts = options.restarts ?? options.maxRestarts ?? options.max_restarts ?? 0;
+  const request = { ranks, why, restarts, words };
   return await launch(request, { isCuda, outDir: config.train.out_dir, json: line.json }, io);
 }
 
@@ -79,6 +114,7 @@ interface Place {
 }
 
 async function launch(request: Request, place: Place, io: Io): Promise<number> {
+  io.isLog = true;
   let running: Launched | null = null;
   let isAsked = false;
   const handlers = (['SIGTERM', 'SIGINT', 'SIGHUP', 'SIGUSR1', 'SIGUSR2'] as const).map((name) => {
@@ -128,8 +164,8 @@ async function start(
   const main = fileURLToPath(new URL('./main.js', import.meta.url));
   const words = isAgain ? withResume(request.words) : request.words;
   const node = petNode(io.env);
-  const ranks = request.ranks ?? node?.perNode;
-  if (ranks === undefined) throw new UsageError('launch: number of ranks missing; give -n <ranks>');
+  const { ranks, why } = request;
+  const usesMpi = !isCuda && ranks > 1;
   const onLine = (line: string, rank: number | null, isError: boolean) => {
     if (json && !isError && rank === 0) io.out(line);
     // After a stop that was asked for, mpirun reports the exit codes of the ranks as a failure.
@@ -137,12 +173,10 @@ async function start(
   };
   const options = { ranks, command: [process.execPath, main, 'train', ...words], env: io.env, onLine };
   // Seconds may pass until the first rank prints.
-  io.err(`launch: starting ${plural(ranks, 'rank')}${isCuda ? '' : ' with mpirun'}`);
-  if (!isCuda) {
-    if (node && node.nodes > 1)
-      throw new UsageError('PET_NNODES: start CPU ranks on several machines with mpirun instead of launch');
-    return launchWithMpirun(options);
-  }
+  io.err(`launch: starting ${plural(ranks, 'rank')}${why}${usesMpi ? ' with mpirun' : ''}`);
+  if (!isCuda && node && node.nodes > 1)
+    throw new UsageError('PET_NNODES: start CPU ranks on several machines with mpirun instead of launch');
+  if (usesMpi) return launchWithMpirun(options);
   const meet: Rendezvous = node
     ? {
         world: node.nodes * ranks,
@@ -185,37 +219,4 @@ function withResume(words: readonly string[]): string[] {
   const at = words.findIndex((word) => /^--resume(-from)?(=|$)/.test(word));
   if (at < 0) return [...words, '--resume', 'auto'];
   return [...words.slice(0, at), '--resume', 'auto', ...words.slice(at + (words[at].includes('=') ? 1 : 2))];
-}
-
-/** Index of the ranks' command: after `--`, or at the first argument that is neither a flag nor its value. */
-function commandAt(argv: readonly string[]): number {
-  for (let i = 0; i < argv.length; i++) {
-    if (argv[i] === '--' || !argv[i].startsWith('-')) return i;
-    if (VALUED.has(argv[i])) i += 1;
-  }
-  return argv.length;
-}
-
-const RANK_FLAGS = ['-n', '--nproc-per-node', '--nproc_per_node'];
-const RESTART_FLAGS = ['--restarts', '--max-restarts', '--max_restarts'];
-const VALUED = new Set([...RANK_FLAGS, ...RESTART_FLAGS]);
-
-function parse(argv: readonly string[]): Request {
-  const at = commandAt(argv);
-  const values = new Map<string, number>();
-  for (let i = 0; i < at; i++) {
-    const [flag, inline] = argv[i].split('=', 2);
-    const name = RANK_FLAGS.includes(flag) ? 'ranks' : RESTART_FLAGS.includes(flag) ? 'restarts' : null;
-    if (name === null)
-      throw new UsageError(`launch: ${flag}: unknown flag${hint(flag, [...VALUED])}; see trefoil launch --help`);
-    const text = inline ?? argv[++i] ?? '';
-    const least = name === 'ranks' ? 1 : 0;
-    if (!/^\d+$/.test(text) || Number(text) < least)
-      throw new UsageError(`launch: ${flag}: ${JSON.stringify(text)} is not an integer >= ${least}`);
-    values.set(name, Number(text));
-  }
-  const [command, ...words] = argv.slice(argv[at] === '--' ? at + 1 : at);
-  if (command !== 'train')
-    throw new UsageError('launch: command missing; write trefoil launch -n <ranks> -- train [options]');
-  return { ranks: values.get('ranks') ?? null, restarts: values.get('restarts') ?? 0, words };
 }

@@ -1,5 +1,7 @@
+import { readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, it } from 'vitest';
+import { temporaryFolder } from '../testing/run.js';
 import { runCli } from './testing/run.js';
 
 const root = join(import.meta.dirname, '..', '..');
@@ -12,6 +14,23 @@ async function planned(...flags: string[]) {
 }
 
 describe('trefoil plan', () => {
+  it('scales the figures of the H200 to other GPUs and states the assumption', async () => {
+    const stepOf = async (gpu: string) =>
+      (await planned('--gpus', '1', '--config', '1b', '--gpu', gpu)).rows[0].step_ms;
+    const [a100, h100, h200, b200] = await Promise.all(['a100', 'h100', 'h200', 'b200'].map(stepOf));
+    expect(a100 / h200).toBeGreaterThan(2.5);
+    expect(a100 / h200).toBeLessThan(989 / 312);
+    expect(h100).toBeGreaterThan(h200);
+    expect(b200).toBeLessThan(h200 / 2);
+    const { stdout } = await runCli(['plan', '--gpus', '1', '--gpu', 'b200']);
+    expect(stdout.replace(/\s+/g, ' ')).toContain(
+      'assumed for B200, on which nothing was measured: the share of the peak',
+    );
+    expect((await runCli(['plan', '--gpus', '1'])).stdout.replace(/\s+/g, ' ')).toContain('measured on NVIDIA H200');
+    const twice = await runCli(['plan', '--gpu', 'a100', '--measured', 'mine.json']);
+    expect(twice).toMatchObject({ code: 2, stderr: expect.stringContaining('leave it out with --measured') });
+  });
+
   it('prints one JSON value: settings, rows up to the number of GPUs, where it stops, what is next', async () => {
     const plan = await planned('--gpus', '24', '--per-node', '4', '--link', '25');
     expect(Object.keys(plan)).toEqual([
@@ -40,8 +59,8 @@ describe('trefoil plan', () => {
   });
 
   it('takes model and step from a config, and flags before it', async () => {
-    const plan = await planned('--gpus', '2', '--config', 'm7c_125m_2xa100_production', '--batch-size', '4');
-    expect(plan.config).toBe('m7c_125m_2xa100_production');
+    const plan = await planned('--gpus', '2', '--config', '125m_2xa100_production', '--batch-size', '4');
+    expect(plan.config).toBe('125m_2xa100_production');
     expect(plan.step).toEqual({
       seq_len: 2048,
       batch_size: 4,
@@ -83,10 +102,18 @@ describe('trefoil plan', () => {
   });
 
   it('takes figures of your own, of the CPU too', async () => {
-    const measured = join(root, 'bench', 'results', 'train-cpu.json');
-    const plan = await planned('--measured', measured, '--config', 'base', '--gpus', '2', '--per-node', '1');
-    expect(plan.device).toBe('cpu');
-    expect(plan.rows[0].tokens_per_s).toBeCloseTo(302, 0);
+    const { runs } = JSON.parse(readFileSync(join(root, 'bench', 'results', 'cpu.json'), 'utf8'));
+    const own = runs.find(({ name }: { name: string }) => name === 'training');
+    const folder = temporaryFolder();
+    try {
+      const measured = join(folder.path, 'measured.json');
+      writeFileSync(measured, JSON.stringify(own));
+      const plan = await planned('--measured', measured, '--config', 'base', '--gpus', '2', '--per-node', '1');
+      expect(plan.device).toBe('cpu');
+      expect(plan.rows[0].tokens_per_s).toBeCloseTo(302, 0);
+    } finally {
+      folder.remove();
+    }
   });
 
   it.each([
@@ -96,7 +123,7 @@ describe('trefoil plan', () => {
     [['--measured', '/no/such/file'], '/no/such/file: cannot be read (ENOENT)'],
     [['--set', 'model.attention=dense'], 'no dense attention among the measured figures'],
     [['--config', 'nowhere'], 'no such file and no shipped config'],
-    [['--gpu', '4'], 'unknown option'],
+    [['--gpuz', '4'], 'unknown option'],
   ])('%j: one line, code 2', async (flags, message) => {
     const { code, stdout, stderr } = await runCli(['plan', ...flags]);
     expect(code).toBe(2);

@@ -1,12 +1,13 @@
 /** `trefoil plan`: predicts a training run on many GPUs. */
 import { InvalidArgumentError } from 'commander';
-import { parseTrainFlags } from '../config/flags.js';
+import { FlagSettings } from '../config/flags.js';
 import { loadConfig } from '../config/load.js';
 import { createTokenizer } from '../data/tokenizer.js';
 import { UsageError } from '../errors.js';
 import { parameterCount } from '../model/memory.js';
-import { modelShape, type Precision, stepPrecision } from '../model/shape.js';
+import { modelShape, type StepPrecision, stepPrecision } from '../model/shape.js';
 import { adviceFor, count, stopsOf } from '../plan/advice.js';
+import { assumedSpeed, assumption, GPU_NAMES, GPUS } from '../plan/assumed.js';
 import { readMeasured, SHIPPED, speedOf } from '../plan/measured.js';
 import { LINK_LATENCY, NODE_LATENCY, START_LATENCY } from '../plan/network.js';
 import { gpuCounts, type PlanRow, planRows } from '../plan/plan.js';
@@ -29,16 +30,17 @@ const MIB = 2 ** 20;
 const GIB = 2 ** 30;
 const GIGA = 1e9;
 const MICRO = 1e-6;
-const MOST_GPUS = 4096;
+const MAX_GPUS = 4096;
 /** Default tokens per step of one GPU: those of the shipped measurements. */
 const MEASURED_TOKENS = 65_536;
 const MEASURED_LENGTH = 2048;
 
 const OPTIONS = {
-  gpus: parsed('--gpus <n>', 'largest number of GPUs', wholeNumber(1), MOST_GPUS),
+  gpus: parsed('--gpus <n>', 'largest number of GPUs', wholeNumber(1), MAX_GPUS),
   perNode: parsed('--per-node <n>', 'GPUs per node', wholeNumber(1), 8),
   link: parsed('--link <GB/s>', 'bandwidth per GPU between nodes', above0, 50),
-  nodeLink: parsed('--node-link <GB/s>', 'bandwidth per GPU inside a node', above0, 450),
+  gpu: choice('--gpu <name>', 'GPU; all but h200 are assumptions from data sheets', GPU_NAMES, 'h200'),
+  nodeLink: parsed('--node-link <GB/s>', 'bandwidth per GPU inside a node (default: that of --gpu)', above0),
   latency: parsed(
     '--latency <us>',
     'latency of a hop between nodes',
@@ -55,7 +57,7 @@ const OPTIONS = {
   zero1: flag('--zero1', 'shard the optimizer state'),
   bucket: parsed('--bucket <MiB>', 'size of a gradient bucket', above0, 16),
   overlap: flag('--no-overlap', 'exchange gradients after the backward pass'),
-  gpuMemory: parsed('--gpu-memory <GiB>', 'memory of one GPU', above0, 139),
+  gpuMemory: parsed('--gpu-memory <GiB>', 'memory of one GPU (default: that of --gpu)', above0),
   criticalBatch: parsed(
     '--critical-batch <tokens>',
     'global batch size with diminishing returns',
@@ -65,7 +67,7 @@ const OPTIONS = {
   minEfficiency: parsed('--min-efficiency <share>', 'efficiency below which another GPU does not pay', above0, 0.85),
   json: jsonOption('{machine, device, config, params, attention, step, network, parallel, limits, rows, stops, next}'),
 };
-type Options = OptionValues<typeof OPTIONS>;
+type Options = OptionValues<typeof OPTIONS> & Record<'nodeLink' | 'gpuMemory', number>;
 
 const HELP = `
 Predicts data-parallel training from the measured step of one device: gradients
@@ -76,6 +78,8 @@ Nothing here was run on more than two ranks; docs/explain/scaling.md lists what
 was checked. exp. ms = communication not hidden by the backward pass.
 useful/day = tokens/day / (1 + global batch / critical batch): tokens of small
 batches that would teach as much.
+--gpu a100, h100 or b200 scales the figures of the H200 by data sheets; measure
+yours with trefoil bench train --json, and give it as --measured.
 --json adds nodes, tokens per second and further columns.
 `;
 
@@ -87,9 +91,16 @@ function above0(text: string): number {
   return value;
 }
 
-function plan(options: Options, io: Io): void {
-  const measured = readMeasured(options.measured ?? SHIPPED);
-  const speed = speedOf(measured);
+function plan(given: OptionValues<typeof OPTIONS>, io: Io): void {
+  const { gpu } = given;
+  if (given.measured !== undefined && gpu !== 'h200')
+    throw new UsageError('--gpu: scales the figures of the H200; leave it out with --measured');
+  const options: Options = {
+    ...given,
+    nodeLink: given.nodeLink ?? GPUS[gpu].nodeLink,
+    gpuMemory: given.gpuMemory ?? GPUS[gpu].memory,
+  };
+  const speed = assumedSpeed(speedOf(readMeasured(options.measured ?? SHIPPED)), gpu);
   const { planCase, name } = caseOf(options, io);
   const precision = stepPrecision(planCase.config.runtime, speed.device);
   if (options.zero1 && planCase.config.train.optimizer === 'muon')
@@ -110,7 +121,8 @@ function plan(options: Options, io: Io): void {
   }
   const paragraph = (text: string, indent = '') =>
     io.out(indent + wrapText(text, io.width - 2 * indent.length).join(`\n${indent}${indent}`));
-  paragraph(`${title(planCase, name)}, ${precision}; measured on ${speed.machine}`);
+  const origin = gpu === 'h200' ? `measured on ${speed.machine}` : assumption(gpu);
+  paragraph(`${title(planCase, name)}, ${precision}; ${origin}`);
   paragraph(
     `${options.perNode} GPUs per node, ${options.nodeLink} GB/s inside, ${options.link} GB/s per GPU between nodes; ${how(options)}`,
   );
@@ -123,7 +135,7 @@ function plan(options: Options, io: Io): void {
 /** The inputs of the prediction, for JSON. */
 function settings(
   { shape, config }: PlanCase,
-  precision: Precision,
+  precision: StepPrecision,
   { wire, zero1, bucketBytes, overlap }: Parallel,
   options: Options,
 ) {
@@ -148,16 +160,20 @@ function settings(
 function caseOf(options: Options, io: Io): { planCase: PlanCase; name: string } {
   const named = options.config ?? (io.env['CONFIG']?.trim() || undefined);
   const length = options.seqLen ?? (named === undefined ? MEASURED_LENGTH : undefined);
-  const words = (options.set ?? []).flatMap((pair) => ['--set', pair]);
-  const pass = (flag: string, value: number | undefined) => value !== undefined && words.push(flag, String(value));
-  const defaults =
-    named === undefined ? ['--set', 'data.tokenizer=gpt2', '--precision', 'bf16', '--device', 'cuda'] : [];
-  pass('--seq-len', length);
+  const flags = new FlagSettings();
+  const pass = (flag: string, value: string | number | undefined) =>
+    value !== undefined && flags.add(flag, String(value));
+  if (named === undefined) {
+    pass('tokenizer', 'gpt2');
+    pass('precision', 'bf16');
+    pass('device', 'cuda');
+  }
+  flags.set(...(options.set ?? []));
+  pass('seq-len', length);
   const isFull = named === undefined && options.batchSize === undefined;
-  pass('--batch-size', isFull ? Math.max(1, Math.floor(MEASURED_TOKENS / length!)) : options.batchSize);
-  pass('--accum-batches', options.accumBatches);
-  const { layer } = parseTrainFlags([...defaults, ...words]);
-  const { config } = loadConfig({ env: io.env, flags: layer, config: named ?? 'base' });
+  pass('batch-size', isFull ? Math.max(1, Math.floor(MEASURED_TOKENS / length!)) : options.batchSize);
+  pass('accum-batches', options.accumBatches);
+  const { config } = loadConfig({ env: io.env, flags: flags.layer, config: named ?? 'base' });
   const synthetic = config.data.source === 'synthetic' ? config.data.vocab_size : null;
   const vocabulary = config.model.vocab_size ?? synthetic ?? createTokenizer(config.data.tokenizer).vocabSize;
   return {

@@ -1,9 +1,9 @@
 import { readFileSync } from 'node:fs';
 import { describe, expect, it, vi } from 'vitest';
-import { parseTrainFlags } from '../config/flags.js';
 import { ExitCode, TrefoilError, UsageError } from '../errors.js';
 import { COMMANDS, type CommandEntry, type CommandModule } from './commands.js';
-import { createIo, ignoreClosedPipe, ProgressLine, printJson, stylesFor } from './shared/io.js';
+import { countLost, createIo, ProgressLine, printJson, stylesFor } from './shared/io.js';
+import { parseTrainFlags } from './shared/train-flags.js';
 import { runCli } from './testing/run.js';
 
 const entry = (name: string, module: CommandModule): CommandEntry => ({
@@ -68,6 +68,21 @@ describe('the command line', () => {
       expect(() => parseTrainFlags(example.trim().split(' ').slice(2)), example).not.toThrow();
   });
 
+  it('shows the defaults that apply to start', async () => {
+    const { stdout } = await runCli(['start', '--help']);
+    expect(stdout).toMatch(/--steps <n> +optimizer steps \(default: 2000\)/);
+    expect(stdout).toMatch(/--lr <rate> +peak learning rate \(default: 0.003\)/);
+    expect(stdout).toMatch(/\(default:\s+artifacts\/quickstart\)/);
+  });
+
+  it('lists first the configs that a newcomer wants', async () => {
+    const { stdout } = await runCli(['configs']);
+    const [first] = stdout.split('\n\n');
+    expect(first.split('\n').flatMap((line) => /^(\w+) {2}/.exec(line)?.[1] ?? [])).toEqual([
+      ...['first', 'quickstart', 'text_cpu', 'base', '125m_24g', '125m_80g'],
+    ]);
+  });
+
   it('prints the help on stderr when there is no command', async () => {
     for (const words of [[], ['bench']]) {
       const { code, stdout, stderr } = await runCli(words);
@@ -79,6 +94,9 @@ describe('the command line', () => {
   it.each([
     [['verfiy'], "trefoil: unknown command 'verfiy' (did you mean verify?)"],
     [['frobnicate'], "trefoil: unknown command 'frobnicate'"],
+    [['hat'], "trefoil: unknown command 'hat' (did you mean chat?)"],
+    [['hlat'], "trefoil: unknown command 'hlat'\n"],
+    [['chat', '--modle', 'x'], "'--model <path>' not specified (is --modle a misspelling?); see trefoil chat --help"],
     [['verify', '--ful'], "trefoil: unknown option '--ful' (did you mean --full?)"],
     [['--ful'], "trefoil: unknown option '--ful'"],
     [['bench', 'atention'], "trefoil: unknown command 'atention' (did you mean attention?)"],
@@ -95,6 +113,11 @@ describe('the command line', () => {
       ['generate', '--modle', 'x'],
       "'--model <path>' not specified (is --modle a misspelling?); see trefoil generate --help",
     ],
+    [['train', '--stepz', '1'], "trefoil: unknown option '--stepz' (did you mean --steps?)"],
+    [['start', '-x'], "trefoil: unknown option '-x'"],
+    [['train', 'steps'], "trefoil: too many arguments for 'train'. Expected 0 arguments but got 1."],
+    [['train', '--steps'], "trefoil: option '--steps <n>' argument missing"],
+    [['train', '--steps', '--json'], 'trefoil: --steps: value missing; give <n>'],
     [['attend', '--in'], "trefoil: option '--in <file>' argument missing"],
     [['bench', 'attention', '--csv', '--json'], "option '--csv' cannot be used with option '--json'"],
     [['bench', 'attention', '--heads', '5'], 'trefoil: groups must divide heads: 2 does not divide 5'],
@@ -122,22 +145,6 @@ describe('the command line', () => {
     const { stderr } = await runCli(['fail'], { commands, env: { TREFOIL_DEBUG: '1' } });
     expect(stderr).toContain('program.test.ts');
     expect((await runCli(['fail'], { commands: failing('a string') })).stderr).toContain('internal error: a string');
-  });
-
-  it('gives a command that parses its own words all of them', async () => {
-    const seen: (readonly string[])[] = [];
-    const commands = [
-      entry('own', {
-        run: async (words) => {
-          seen.push(words);
-          return 5;
-        },
-      }),
-    ];
-    const words = ['--config', 'x.yaml', '--set', 'a.b=c', '-V', '--help', '--', 'more'];
-    expect((await runCli(['own', ...words], { commands })).code).toBe(5);
-    expect((await runCli(['help', 'own'], { commands })).code).toBe(5);
-    expect(seen).toEqual([words, ['--help']]);
   });
 
   it('ends with the code a command sets', async () => {
@@ -177,10 +184,18 @@ describe('output', () => {
     expect((await runCli(['fail'], { commands, terminal: true, env: { NO_COLOR: '1' } })).stderr).toBe('trefoil: no\n');
   });
 
-  it('goes on when the reader of a pipe is gone, and fails on anything else', () => {
-    expect(() => ignoreClosedPipe(Object.assign(new Error('write'), { code: 'EPIPE' }))).not.toThrow();
-    expect(() => ignoreClosedPipe(Object.assign(new Error('terminal'), { code: 'EIO' }))).not.toThrow();
-    expect(() => ignoreClosedPipe(Object.assign(new Error('disk full'), { code: 'ENOSPC' }))).toThrow('disk full');
+  it('goes on without its reader, counts what a full disk refuses, and fails on anything else', () => {
+    let warnings = '';
+    const stream = { write: (text: string) => (warnings += text) } as unknown as NodeJS.WritableStream;
+    const io = createIo(stream, stream, {});
+    const lose = (code: string) => countLost(Object.assign(new Error(`write ${code}`), { code }), io);
+    for (const code of ['EPIPE', 'EIO']) lose(code);
+    expect({ lost: io.lost, warnings }).toEqual({ lost: 0, warnings: '' });
+    for (const code of ['ENOSPC', 'EDQUOT', 'ENOSPC']) lose(code);
+    expect(io.lost).toBe(3);
+    expect(warnings.match(/\n/g)).toHaveLength(1);
+    expect(warnings).toContain('stdout: no space left on the disk; free some space; the command goes on');
+    expect(() => lose('EBADF')).toThrow('EBADF');
   });
 
   it('is one JSON value that has no bare NaN', () => {

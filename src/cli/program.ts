@@ -3,7 +3,8 @@ import { Command, CommanderError } from 'commander';
 import { nearest } from '../config/suggest.js';
 import { ExitCode, TrefoilError } from '../errors.js';
 import { trefoilVersion } from '../run/version.js';
-import { COMMANDS, type CommandEntry, type PlainCommand } from './commands.js';
+import { visible } from '../text.js';
+import { COMMANDS, type CommandEntry } from './commands.js';
 import { type Io, stylesFor } from './shared/io.js';
 import { DEFAULT_WIDTH } from './shared/table.js';
 
@@ -38,7 +39,7 @@ export async function main(
     await program.parseAsync(args, { from: 'user' });
     return io.exitCode;
   } catch (error) {
-    return report(error, argv, io);
+    return report(error, argv, commands, io);
   }
 }
 
@@ -72,48 +73,49 @@ async function addCommands(
       await addCommands(command, entry.commands, args.slice(at + 1), io);
       continue;
     }
-    const module = await entry.load();
-    if ('configure' in module) module.configure(command, io);
-    else configurePlain(command, module, io);
+    (await entry.load()).configure(command, io);
   }
 }
 
-/** Passes all arguments to the command unparsed. */
-function configurePlain(command: Command, module: PlainCommand, io: Io): void {
-  command
-    .helpOption(false)
-    .allowUnknownOption()
-    .allowExcessArguments()
-    .argument('[args...]')
-    .action(async (_args, _options, self: Command) => {
-      io.exitCode = await module.run(self.args, io);
-    });
-}
-
 /** Prints an error in one line and returns its exit code. */
-function report(error: unknown, argv: readonly string[], io: Io): number {
+function report(error: unknown, argv: readonly string[], commands: readonly CommandEntry[], io: Io): number {
   const name = stylesFor(io.stderr, io.env).red('trefoil:');
   if (error instanceof CommanderError) {
     if (error.exitCode === 0) return ExitCode.done; // --help, --version
     // Without a command, commander has printed the help already.
-    if (error.code !== 'commander.help') io.err(`${name} ${usageLine(error, argv)}`);
+    if (error.code !== 'commander.help') io.err(`${name} ${usageLine(error, argv, commands)}`);
     return ExitCode.usage;
   }
   const isExpected = error instanceof TrefoilError;
   const message = error instanceof Error ? error.message : String(error);
   if (isExpected) io.err(`${name} ${message}`);
-  else io.err(`${name} internal error: ${message.split('\n')[0]}; set TREFOIL_DEBUG=1 to print the stack`);
+  else
+    io.err(
+      `${name} internal error: ${visible(message.split('\n')[0].slice(0, 500))}; set TREFOIL_DEBUG=1 to print the stack`,
+    );
   if (io.env['TREFOIL_DEBUG'] && error instanceof Error) io.err(error.stack ?? '');
   return isExpected ? error.exitCode : ExitCode.failed;
 }
 
 /** Commander's "error: unknown option '--ful'\n(Did you mean --full?)" on one line. */
-function usageLine({ code, message }: CommanderError, argv: readonly string[]): string {
+function usageLine(
+  { code, message }: CommanderError,
+  argv: readonly string[],
+  commands: readonly CommandEntry[],
+): string {
+  const stopping = commands.flatMap(({ name, stops }) => (stops ? [name] : []));
   const line = message
     .replace(/^error: /, '')
     .replace(/\s*\n\s*/g, ' ')
-    .replace('(Did you mean', '(did you mean');
+    .replace(/ \(Did you mean (one of )?(.*)\?\)/, (_, _several, names: string) =>
+      suggestion(names.split(', '), stopping),
+    );
   return code === 'commander.missingMandatoryOptionValue' ? `${line}${missingHint(line, argv)}` : line;
+}
+
+function suggestion(names: readonly string[], stopping: readonly string[]): string {
+  const harmless = names.filter((name) => !stopping.includes(name));
+  return harmless.length === 0 ? '' : ` (did you mean ${harmless.join(' or ')}?)`;
 }
 
 /** Commander reports a missing option before an unknown one, which may be the same, misspelled. */

@@ -7,7 +7,7 @@ import { configured, flag, jsonOption, type OptionValues, parsed, required } fro
 
 const OPTIONS = {
   dir: required('--dir <folder...>', 'run folders'),
-  out: flag('--out <folder|file.html>', 'folder for the report, or one HTML file (default: report/ in the first run)'),
+  out: flag('--out <folder|file>', 'folder, or a file .html, .md or .json (default: report/ in the first run)'),
   title: parsed('--title <text>', 'heading of the report', String, 'Training report'),
   json: jsonOption(
     '{title, generated, runs, matrix: [{S, mode, run, ms_step, tokens_per_s, peak_mem_mib}], deviations}',
@@ -19,7 +19,8 @@ const HELP = `
 A folder receives report.html, report.md with its plots as SVG files, and
 report.json with all the data. report.html has the charts of the dashboard, to
 zoom and to compare. It is self-contained: it loads nothing, works without a
-network, and can be sent as one file. --out FILE.html writes only that file.
+network, and can be sent as one file. --out FILE.html, FILE.md or FILE.json
+writes only that file; Markdown alone has no plots.
 
 Example:
   trefoil report --dir artifacts/s512 artifacts/s1024 --out report.html

@@ -1,11 +1,12 @@
 /** `trefoil serve`: serves a model over HTTP with the OpenAI API. */
 import type { Command } from 'commander';
-import { environmentWarnings } from '../config/legacy/environment.js';
 import { loadAssets } from '../dashboard/assets.js';
 import { UsageError } from '../errors.js';
 import { readGivenText } from '../files.js';
-import { DEFAULT_MAX_CONTEXT } from '../infer/generate.js';
+import { DEFAULT_MAX_CONTEXT } from '../infer/engine/request.js';
+import { modelEnvironmentWarnings } from '../infer/environment.js';
 import { serveModel } from '../serve/serve-model.js';
+import { endLine, endWithin } from './shared/blocking.js';
 import { deviceOption } from './shared/device.js';
 import type { Io } from './shared/io.js';
 import {
@@ -18,6 +19,7 @@ import {
   parsed,
   required,
   threadsOption,
+  weightsOption,
   wholeNumber,
 } from './shared/options.js';
 
@@ -30,6 +32,7 @@ const OPTIONS = {
   apiKeyFile: flag('--api-key-file <file>', 'file with accepted keys, one per line'),
   device: deviceOption('where to compute'),
   precision: choice('--precision <name>', 'type of activations (default: bf16 on CUDA, else fp32)', ['fp32', 'bf16']),
+  weights: weightsOption(),
   threads: threadsOption(),
   maxContext: parsed(
     '--max-context <n>',
@@ -60,7 +63,12 @@ const OPTIONS = {
   ),
   chatTemplate: flag('--chat-template <file>', "Jinja template of chats (default: the model's own)"),
   corsOrigin: flag('--cors-origin <origin>', 'origin that browsers may call from; * = any (default: none)'),
-  drain: parsed('--drain <s>', 'seconds that requests may take to end after SIGTERM', wholeNumber(0), 30),
+  drain: parsed(
+    '--drain <s>',
+    'seconds until the process ends after SIGTERM, for running requests',
+    wholeNumber(0),
+    30,
+  ),
 };
 type Options = OptionValues<typeof OPTIONS>;
 
@@ -88,7 +96,7 @@ Examples:
 const GB = 2 ** 30;
 
 async function run(options: Options, io: Io): Promise<void> {
-  for (const warning of environmentWarnings(io.env)) io.warn(warning);
+  for (const warning of modelEnvironmentWarnings(io.env, 'serve')) io.warn(warning);
   const { model, maxContext, maxBatch, maxQueued, tile, cacheGb, prefixCacheGb, prefixCacheDir } = options;
   const keys = readKeys(options);
   const chatTemplate = options.chatTemplate === undefined ? {} : { chatTemplate: readGivenText(options.chatTemplate) };
@@ -108,6 +116,7 @@ async function run(options: Options, io: Io): Promise<void> {
     say: (line) => io.err(line),
     device: options.device,
     ...(options.threads === undefined ? {} : { threads: options.threads }),
+    weights: options.weights,
     ...(options.precision === undefined ? {} : { precision: options.precision }),
     engine: {
       maxContext,
@@ -122,21 +131,28 @@ async function run(options: Options, io: Io): Promise<void> {
   });
   isReady = true;
   io.out(`listening on ${server.url}`);
-  await stopSignal();
+  await stopSignal(options.drain);
   io.err(`draining: no new requests; up to ${options.drain} s for those under way; a second signal ends them`);
-  await server.close(options.drain);
+  await server.close(options.drain - Math.min(1, options.drain / 10)); // the rest of the time is for the model's thread
 }
 
-/** Resolves at SIGTERM or SIGINT. A second signal ends the process at once. */
-function stopSignal(): Promise<void> {
+/** Seconds that the process has in any case: it frees memory and writes files of prefixes. */
+const MIN_END_SECONDS = 2;
+
+/** Resolves at SIGTERM or SIGINT, after which the process ends in time even if a thread hangs. A second signal ends it at once. */
+function stopSignal(drain: number): Promise<void> {
   return new Promise((resolve) => {
+    const seconds = Math.max(drain, MIN_END_SECONDS);
     const stop = () => {
       process.off('SIGTERM', stop);
       process.off('SIGINT', stop);
+      // Where there is no compiler for the native deadline.
+      setTimeout(() => process.kill(process.pid, 'SIGKILL'), 1000 * (seconds + 1)).unref();
       resolve();
     };
     process.on('SIGTERM', stop);
     process.on('SIGINT', stop);
+    endWithin(seconds, endLine(`a thread did not end within ${seconds} s: the process ends without it`));
   });
 }
 

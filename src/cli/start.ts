@@ -1,14 +1,11 @@
 /** `trefoil start`: the first model. Trains the quickstart config and shows what the model learned. */
 import { existsSync } from 'node:fs';
 import { join } from 'node:path';
-import { parseTrainFlags } from '../config/flags.js';
-import { loadConfig } from '../config/load.js';
+import type { Command } from 'commander';
+import { loadConfig, readConfig } from '../config/load.js';
 import type { Config } from '../config/schema.js';
-import { PLACES } from '../data/sources/stories/words.js';
+import { PLACES } from '../data/synthetic/stories/words.js';
 import { UsageError } from '../errors.js';
-import { writeFileAtomic } from '../files.js';
-import { generate } from '../infer/generate.js';
-import { type LoadedModel, loadModel } from '../infer/load-model.js';
 import {
   answerRecalls,
   inspectRecall,
@@ -17,21 +14,25 @@ import {
   type RecallRow,
   recallRows,
   recallStory,
-} from '../infer/recall.js';
-import { withoutBranch } from '../infer/without-branch.js';
+} from '../evaluate/recall.js';
+import { withoutBranch } from '../evaluate/without-branch.js';
+import { writeFileAtomic } from '../files.js';
+import { generate } from '../infer/generate.js';
+import { type LoadedModel, loadModel } from '../infer/load.js';
 import { listCheckpoints } from '../run/checkpoint/read.js';
 import { toJson } from '../run/json.js';
 import { readCsv, TRAINING_CSV } from '../run/logs/csv.js';
 import { runPaths } from '../run/paths.js';
 import { shellQuote, wrapText } from '../text.js';
-import { EXIT_CODES } from '../train/train.js';
+import { EXIT_CODES } from '../train/options.js';
 import { blockPicture } from './shared/block-picture.js';
 import { withDashboard } from './shared/dashboard-process.js';
 import { openDevice } from './shared/device.js';
 import type { Io } from './shared/io.js';
 import { plot } from './shared/plot.js';
 import { DEFAULT_WIDTH, formatTable, right } from './shared/table.js';
-import { deviceOptions, printConfig, runTraining, trainFlagHelp } from './train.js';
+import { addTrainFlags, type TrainCommandLine } from './shared/train-flags.js';
+import { deviceOptions, printConfig, runTraining } from './train.js';
 
 const PROMPT = 'Once upon a time';
 const SAMPLE_TOKENS = 480;
@@ -39,18 +40,22 @@ const SAMPLING = { temperature: 0.7, topK: 40, topP: 1, seed: 7 };
 
 /** Stories of the recall table, their scenes (one more each, then again from none), and the borders of its rows in tokens. */
 const RECALL_STORIES = 120;
-const MOST_SCENES = 12;
+const MAX_SCENES = 12;
 const RECALL_SEED = 7;
 const DISTANCES = [32, 64, 128, 256, 512];
 
-export async function run(argv: readonly string[], io: Io): Promise<number> {
-  const line = parseTrainFlags(argv);
-  if (line.help) {
-    io.out(
-      `Usage: trefoil start [options]\n\nTrains a small model on the CPU in three minutes and shows what it learned.\nTakes the flags of train, except --json without --print-config. The default\nconfig is quickstart.\n\n${trainFlagHelp()}`,
-    );
-    return 0;
-  }
+const DESCRIPTION = `Trains a small model on the CPU in three minutes and shows what it learned.
+Takes the flags of train, except --json without --print-config. The defaults
+shown are those of quickstart, the default config.`;
+
+export function configure(command: Command, io: Io): void {
+  const read = addTrainFlags(command.description(DESCRIPTION), readConfig('quickstart'));
+  command.action(async () => {
+    io.exitCode = await run(read(), io);
+  });
+}
+
+async function run(line: TrainCommandLine, io: Io): Promise<number> {
   const resolved = loadConfig({ env: io.env, flags: line.layer, config: line.config ?? 'quickstart' });
   for (const warning of resolved.warnings) io.warn(warning);
   if (line.printConfig) {
@@ -65,10 +70,11 @@ export async function run(argv: readonly string[], io: Io): Promise<number> {
   io.out(`The whole run takes three minutes on two cores. Stop any time with Ctrl-C;\n${again} goes on from there.\n`);
   const resume = listCheckpoints(runPaths(outDir).checkpoints).length > 0 ? 'auto' : null;
   const request = { resume: line.resume ?? resume, save: line.save, say: io.out };
-  const result = await withDashboard(line.dashboard, outDir, io.out, io, () => runTraining(config, request, io));
-  if (result.status !== 'done') return EXIT_CODES[result.status];
-  await showResult(config, result.valLoss, io);
-  return 0;
+  return await withDashboard(line.dashboard, outDir, io.out, io, async () => {
+    const result = await runTraining(config, request, io);
+    if (result.status === 'done') await showResult(config, result.valLoss, io);
+    return EXIT_CODES[result.status];
+  });
 }
 
 /** The folder of the config, or the next number when a finished run lies there. */
@@ -115,7 +121,7 @@ async function writeSample(loaded: LoadedModel, outDir: string, io: Io): Promise
 
 function showRecall({ model, tokenizer }: LoadedModel, outDir: string, io: Io): void {
   const stories = Array.from({ length: RECALL_STORIES }, (_, number) =>
-    recallStory(tokenizer, RECALL_SEED, number, number % (MOST_SCENES + 1)),
+    recallStory(tokenizer, RECALL_SEED, number, number % (MAX_SCENES + 1)),
   );
   const predict = modelPredictor(model);
   const answers = answerRecalls(stories, predict);

@@ -2,6 +2,7 @@
 import { findRuns } from '../run/reader.js';
 import { visible } from '../text.js';
 import { duration } from '../train/report.js';
+import { stateText } from '../watch/state.js';
 import { type RunStatus, runStatus } from '../watch/status.js';
 import { type Io, printJson } from './shared/io.js';
 import { configured, flag, jsonOption, type OptionValues } from './shared/options.js';
@@ -10,17 +11,18 @@ import { formatTable, right, wrapped } from './shared/table.js';
 const OPTIONS = {
   dir: flag('--dir <folder...>', 'run folders, or folders that contain runs').default(['artifacts'], 'artifacts'),
   json: jsonOption(
-    '{runs: [{run, dir, state, detail, step, steps, loss, val_loss, tokens_per_s, seconds_left, heartbeat_age_s, checkpoint, section, ranks, halt, anomaly, problems}]}',
+    '{runs: [{run, dir, state, detail, status, reason, advice, synthetic, step, steps, loss, val_loss, tokens_per_s, seconds_left, heartbeat_age_s, checkpoint, section, ranks, halt, anomaly, problems}]}',
   ),
 };
 type Options = OptionValues<typeof OPTIONS>;
 
 const HELP = `
-State: running; ended: all steps are done; stopped: by a signal, .HALT or an
-error, train --resume auto continues it; gone: the process disappeared without
-a message; empty: nothing has started. left: estimated time left; beat: age of
-the last heartbeat; saved: step of the newest checkpoint. Times are h:mm:ss or
-m:ss.
+State: not started, starting, running, suspended (SIGSTOP), done, stopped (by a
+signal), halted (by .HALT, NaN or differing ranks), gave up (the data source),
+failed (an error), died (the process is gone without an end), unknown (on
+another host, no heartbeat). A line below the table gives the reason and what
+to do. left: estimated time left; beat: age of the last heartbeat; saved: step
+of the newest checkpoint. Times are h:mm:ss or m:ss.
 `;
 
 export const configure = configured(OPTIONS, status, HELP);
@@ -32,6 +34,11 @@ function status({ dir: folders = [], json }: Options, io: Io): void {
   else {
     io.out(table(runs, io.width));
     for (const line of runs.flatMap(rankLines)) io.out(line);
+    for (const run of runs)
+      if (run.advice !== '' || run.synthetic !== null) {
+        const text = stateText({ name: run.status, reason: run.reason, synthetic: run.synthetic });
+        io.out(visible([`${run.run} ${text}`, run.advice].filter((part) => part !== '').join('; ')));
+      }
   }
 }
 
@@ -49,7 +56,7 @@ function table(runs: readonly RunStatus[], width: number): string {
     [wrapped('run'), 'state', ...right('step', 'loss', 'val', 'tok/s', 'left', 'beat', 'saved')],
     runs.map((run) => [
       visible(run.run),
-      run.state === 'ended' && run.detail !== 'stop: done' ? 'stopped' : run.state,
+      run.synthetic === null ? run.status : `${run.status}, SYNTHETIC data`,
       run.steps === null ? String(run.step ?? '-') : `${run.step ?? '-'}/${run.steps}`,
       run.loss?.toFixed(3) ?? '-',
       run.val_loss?.toFixed(3) ?? '-',

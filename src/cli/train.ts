@@ -1,36 +1,40 @@
 /** `trefoil train`: trains a model from a config. */
+import { existsSync } from 'node:fs';
 import { join } from 'node:path';
+import type { Command } from 'commander';
 import { measureDevicePeak } from '../bench/peak/device.js';
-import { parseTrainFlags, trainFlagGroups, trainFlagRow } from '../config/flags.js';
-import { readTimeoutMinutes } from '../config/legacy/environment.js';
+import { readTimeoutMinutes, TRAINING_IGNORES, unreadVariables } from '../config/legacy/environment.js';
 import { loadConfig, pickConfigByGpuMemory, type ResolvedConfig } from '../config/load.js';
 import { type ConfigRow, configRows } from '../config/print.js';
 import type { Config } from '../config/schema.js';
 import { cudaAbsence, gpuMemoryBytes } from '../device/cuda/cuda.js';
 import { chooseGpu } from '../device/cuda/gpu-choice.js';
 import { NcclError } from '../device/cuda/nccl-library.js';
-import { ExitCode, TrefoilError } from '../errors.js';
+import type { Environment } from '../environment.js';
+import { ExitCode, TrefoilError, UsageError } from '../errors.js';
+import { readRun } from '../run/reader.js';
 import { shellQuote, wrapText } from '../text.js';
-import type { TrainResult } from '../train/options.js';
-import { type RankIdentity, resolveRank } from '../train/ranks/identity.js';
+import { EXIT_CODES, type TrainResult } from '../train/options.js';
+import { describeIdentity, type RankIdentity, resolveRank } from '../train/ranks/identity.js';
 import { openWorld, threadsOfRank, type World } from '../train/ranks/world.js';
 import type { SignalSource } from '../train/signals.js';
-import { EXIT_CODES, train } from '../train/train.js';
+import { train } from '../train/train.js';
+import { adviceFor } from '../watch/advice.js';
+import { wallAges } from '../watch/ages.js';
+import { runState, stateText } from '../watch/state.js';
 import { withDashboard } from './shared/dashboard-process.js';
 import { compileColdKernels, type DeviceOptions, explainAuto, openDevice } from './shared/device.js';
 import { type Io, isPipe } from './shared/io.js';
-import { fitFields, flagLines, formatTable, wrapped } from './shared/table.js';
+import { fitFields, formatTable, wrapped } from './shared/table.js';
+import { addTrainFlags, type TrainCommandLine } from './shared/train-flags.js';
 
-const HELP = `Usage: trefoil train [options]
-
-Trains a model and writes logs, checkpoints and the final model into --out-dir.
+const DESCRIPTION = `Trains a model and writes logs, checkpoints and the final model into --out-dir.
 Without --config, the variable CONFIG names it; without both, the memory of the
 GPU decides, and without a GPU it is quickstart.
 Flags override the environment, which overrides the config; --print-config shows
-the result.
+the result.`;
 
-${trainFlagHelp()}
-
+const HELP = `
 Defaults apply where the config does not set the key; shipped configs set many.
 Ctrl-C, SIGTERM, a closed terminal or a file .HALT in the run folder stop the
 run after its step and a checkpoint; --resume auto continues it. Where neither
@@ -38,7 +42,7 @@ stdout nor stderr is a terminal (nohup), SIGHUP is ignored.
 
 Examples:
   trefoil train --config text_cpu --local-path texts --out-dir artifacts/mine
-  trefoil train --config m7c_125m_80g --tokenizer gpt2 --lr 3e-4 --steps 2000
+  trefoil train --config 125m_80g --tokenizer gpt2 --lr 3e-4 --steps 2000
   trefoil train --config artifacts/mine/config.yaml --resume auto --steps 5000
   trefoil train --config base --set model.n_layers=6 --print-config
 
@@ -46,35 +50,33 @@ Exit codes: 0 done, 1 failed, 2 bad usage or config, 3 halted by .HALT,
 4 stopped by a signal after a checkpoint, 5 non-finite loss, 6 no data.
 More: docs/reference/training.md`;
 
-/** The flags by group, for the help of the commands that take them. */
-export function trainFlagHelp(): string {
-  return Object.entries(trainFlagGroups)
-    .map(([title, flags]) => `${title}:\n${flagLines(flags.map(trainFlagRow))}`)
-    .join('\n\n');
+export function configure(command: Command, io: Io): void {
+  const read = addTrainFlags(command.description(DESCRIPTION).addHelpText('after', HELP));
+  command.action(async () => {
+    io.exitCode = await run(read(), io);
+  });
 }
 
-/** Runs the command with the arguments after `train`; returns the exit code. */
-export async function run(argv: readonly string[], io: Io): Promise<number> {
-  const line = parseTrainFlags(argv);
-  if (line.help) {
-    io.out(HELP);
-    return 0;
-  }
+async function run(line: TrainCommandLine, io: Io): Promise<number> {
   const resolved = loadConfig({
     env: io.env,
     flags: line.layer,
     config: line.config,
     otherwise: pickConfigByGpuMemory(gpuMemoryGib(line.layer.get('runtime.device')?.value)),
   });
-  for (const warning of resolved.warnings) io.warn(warning);
+  const isAlone = resolved.config.train.ddp === 0;
+  if (isAlone && !line.printConfig) expectOneProcess(io);
+  const identity = isAlone || line.printConfig ? null : several(resolveRank(io.env));
+  const isFirst = identity === null || identity.rank === 0;
+  if (isFirst) for (const warning of resolved.warnings) io.warn(warning);
   if (line.printConfig) {
     printConfig(resolved, line.json, io);
     return 0;
   }
-  const identity = resolved.config.train.ddp === 0 ? null : several(resolveRank(io.env));
-  const isFirst = identity === null || identity.rank === 0;
   const say = isFirst ? (line.json ? io.err : io.out) : () => {};
   say(`config: ${resolved.file ?? 'defaults'}`);
+  // No warning: runbooks export such variables for every command, and look for warnings in the log.
+  for (const line of unreadVariables(io.env, 'a training', TRAINING_IGNORES)) say(line);
   const request = { resume: line.resume, save: line.save, say, identity };
   const { out_dir: outDir } = resolved.config.train;
   const result = await withDashboard(line.dashboard && isFirst, outDir, say, io, () =>
@@ -82,8 +84,10 @@ export async function run(argv: readonly string[], io: Io): Promise<number> {
       if (line.json && isFirst) io.out(JSON.stringify(resultJson(done)));
     }),
   );
-  if (result.status === 'done' && writesText(resolved.config))
-    say(`use it: npx trefoil generate --model ${shellQuote(result.outDir)}`);
+  if (result.status === 'done' && writesText(resolved.config)) {
+    const command = resolved.config.data.source === 'chat' ? 'chat' : 'generate';
+    say(`use it: npx trefoil ${command} --model ${shellQuote(result.outDir)}`);
+  }
   return EXIT_CODES[result.status];
 }
 
@@ -115,6 +119,24 @@ export function gpuMemoryGib(device: unknown): number | null {
   return device === 'cpu' || cudaAbsence() !== null ? null : gpuMemoryBytes() / 2 ** 30;
 }
 
+/** `--ddp 0` as one of several ranks would start as many trainings in one folder. Incomplete variables are ignored. */
+function expectOneProcess({ env }: Io): void {
+  const identity = tryRank(env);
+  if (identity === null || identity.world === 1 || (identity.world === null && identity.rank === 0)) return;
+  throw new UsageError(
+    `train.ddp: 0 trains on one rank, but this is one of several (${describeIdentity(identity)}); leave out one of the two`,
+  );
+}
+
+function tryRank(env: Environment): RankIdentity | null {
+  try {
+    return resolveRank(env);
+  } catch (error) {
+    if (!(error instanceof UsageError)) throw error;
+    return null;
+  }
+}
+
 /** Null if there is only one rank. */
 function several(identity: RankIdentity): RankIdentity | null {
   return identity.launcher === 'single' || identity.world === 1 ? null : identity;
@@ -138,6 +160,7 @@ export async function runTraining(
   io: Io,
   report: (result: TrainResult) => void = () => {},
 ): Promise<TrainResult> {
+  io.isLog = true;
   // Log files get the whole step line, which scripts parse; a terminal gets what fits.
   const say = (line: string) => print(io.stdout.isTTY ? fitLine(line, io.width) : line);
   // Several ranks compile as they go: each waits for the others only when they exchange something.
@@ -149,6 +172,7 @@ export async function runTraining(
     if (config.runtime.device === 'auto') say(explainAuto(device));
     const peakFlops = measureDevicePeak(device);
     say(`device: ${device.name}, peak ${(peakFlops / 1e9).toFixed(0)} GFLOP/s measured (mfu refers to it)`);
+    if (resume !== null && !(identity && identity.rank > 0)) sayFormerEnd(config.train.out_dir, say);
     const result = await train({
       config,
       device,
@@ -162,6 +186,7 @@ export async function runTraining(
       signals: io.stdout.isTTY || io.stderr.isTTY ? process : withoutHangup(io),
     });
     if (result.status === 'done') say(`done: ${result.outDir}`);
+    else if (result.status === 'non-finite') print(adviceFor({ name: 'halted' }, readRun(result.outDir)));
     else {
       const launch = world ? `launch -n ${world.size} -- ` : '';
       print(
@@ -172,6 +197,13 @@ export async function runTraining(
     return result;
   };
   return world ? await asRank(world, io, work) : await work();
+}
+
+/** Before a run is resumed: how it ended, unless that was as planned. */
+function sayFormerEnd(outDir: string, say: (line: string) => void): void {
+  if (!existsSync(outDir)) return;
+  const state = runState(readRun(outDir), wallAges());
+  if (state.kind === 'gone' || (state.kind === 'ended' && state.name !== 'done')) say(`before: ${stateText(state)}`);
 }
 
 /** A line that fits a terminal: a step line loses fields, others are wrapped between words. */

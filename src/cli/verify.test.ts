@@ -1,12 +1,12 @@
 import { expect, it } from 'vitest';
-import { absentRow, type Row, summarize } from '../verify/verify.js';
+import { absentRow, summarize, type VerifyRow } from '../verify/verify.js';
 import { stylesFor } from './shared/io.js';
 import { verifyReport } from './verify.js';
 
 const row = { device: 'cpu', invariant: '1 reference' as const };
 
 it('prints a table with the verdict and the reason of each row', () => {
-  const rows: Row[] = [
+  const rows: VerifyRow[] = [
     { ...row, case: 'core', ok: true, error: 3.21e-7, limit: 2e-5, reason: null },
     { ...row, case: 'module', ok: false, error: 12, limit: 0, reason: '12 values differ' },
     { ...row, case: 'broken', ok: false, error: null, limit: 0, reason: 'the error is NaN' },

@@ -3,7 +3,7 @@
 import type { Device } from '../device/device.js';
 import { ExitCode } from '../errors.js';
 import { defaultJobs, verifyInProcesses } from '../verify/jobs.js';
-import { absentRow, checksFor, type Row, type Summary, summarize, verifyDevice } from '../verify/verify.js';
+import { absentRow, checksFor, summarize, type VerifyRow, type VerifySummary, verifyDevice } from '../verify/verify.js';
 import { runBlocking } from './shared/blocking.js';
 import { deviceOption, listDevices } from './shared/device.js';
 import { type Io, ProgressLine, printJson, yieldToSignals } from './shared/io.js';
@@ -53,7 +53,7 @@ async function verify(options: Options, io: Io): Promise<void> {
   const started = performance.now();
   const { present, absent } = listDevices(options);
   const progress = new ProgressLine(io);
-  const rows: Row[] = [];
+  const rows: VerifyRow[] = [];
   for (const device of present) rows.push(...(await verifyOne(device, options, progress)));
   progress.clear();
   const summary = summarize([...rows, ...absent.map(({ kind, reason }) => absentRow(kind, reason))]);
@@ -62,15 +62,15 @@ async function verify(options: Options, io: Io): Promise<void> {
   if (summary.failed > 0) io.exitCode = ExitCode.failed;
 }
 
-async function verifyOne(device: Device, options: Options, progress: ProgressLine): Promise<Row[]> {
+async function verifyOne(device: Device, options: Options, progress: ProgressLine): Promise<VerifyRow[]> {
   const { full = false, threads } = options;
   const checks = checksFor(device, full);
-  const show = (count: number, { invariant, case: name }: Pick<Row, 'invariant' | 'case'>) =>
+  const show = (count: number, { invariant, case: name }: Pick<VerifyRow, 'invariant' | 'case'>) =>
     progress.show(`${device.kind} ${count}/${checks.length} ${invariant}: ${name}`);
   const jobs = options.jobs ?? defaultJobs(device);
   if (jobs > 1)
     return verifyInProcesses(checks, jobs, { device: device.kind, full, threads }, (row, done) => show(done, row));
-  const rows: Row[] = [];
+  const rows: VerifyRow[] = [];
   for (const [index, check] of checks.entries()) {
     show(index + 1, check);
     await yieldToSignals();
@@ -80,14 +80,18 @@ async function verifyOne(device: Device, options: Options, progress: ProgressLin
 }
 
 /** The table and a summary line. */
-export function verifyReport(summary: Summary, ms: number, { style, width }: Pick<Io, 'style' | 'width'>): string {
+export function verifyReport(
+  summary: VerifySummary,
+  ms: number,
+  { style, width }: Pick<Io, 'style' | 'width'>,
+): string {
   const { passed, failed, skipped, rows } = summary;
   const mark = failed > 0 ? style.red : style.green;
   const total = `${passed} passed, ${failed} failed, ${skipped} skipped in ${(ms / 1000).toFixed(1)} s`;
   return `${table(rows, width)}\n${mark(total)}`;
 }
 
-function table(rows: readonly Row[], width: number): string {
+function table(rows: readonly VerifyRow[], width: number): string {
   return formatTable(
     ['device', 'invariant', wrapped('case'), ...right('error', 'limit'), wrapped('result')],
     rows.map((row) => [row.device, row.invariant, row.case, number(row.error), number(row.limit), verdict(row)]),
@@ -95,7 +99,7 @@ function table(rows: readonly Row[], width: number): string {
   );
 }
 
-function verdict({ ok, reason }: Row): string {
+function verdict({ ok, reason }: VerifyRow): string {
   if (ok) return 'ok';
   return `${ok === null ? 'skipped' : 'FAILED'}: ${reason}`;
 }

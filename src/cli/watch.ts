@@ -4,7 +4,8 @@ import { readVariable } from '../config/legacy/typed-variable.js';
 import { ExitCode, TrefoilError, UsageError } from '../errors.js';
 import { visible, wrapText } from '../text.js';
 import { type Channels, notify } from '../watch/notify.js';
-import { type Row, verdict } from '../watch/row.js';
+import { describeRow, type RuleRow, verdict } from '../watch/row.js';
+import { stateText } from '../watch/state.js';
 import { resolveThresholds } from '../watch/thresholds.js';
 import { type Tick, Watchdog } from '../watch/watchdog.js';
 import { type Io, ProgressLine, printJson } from './shared/io.js';
@@ -68,12 +69,13 @@ async function watch(options: Options, io: Io): Promise<void> {
 }
 
 interface Seen {
-  readonly rows: readonly Row[];
+  readonly rows: readonly RuleRow[];
   readonly hadCritical: boolean;
 }
 
 async function checkOnce(watchdog: Watchdog, channels: Channels, io: Io): Promise<Seen> {
   const tick = watchdog.tick();
+  io.err(visible(stateText(tick.state)));
   await announce(tick, channels, io);
   return { rows: tick.rows, hadCritical: false };
 }
@@ -84,10 +86,10 @@ async function checkUntilEnd(watchdog: Watchdog, channels: Channels, interval: n
   process.on('SIGTERM', stop);
   process.on('SIGINT', stop);
   const progress = new ProgressLine(io);
-  let rows: readonly Row[] = [];
+  let rows: readonly RuleRow[] = [];
   let hadCritical = false;
   let problem = '';
-  let state: Tick['state']['kind'] | undefined;
+  let state: Tick['state']['name'] | undefined;
   try {
     for (;;) {
       const tick = tryTick(watchdog, (line) => {
@@ -99,8 +101,8 @@ async function checkUntilEnd(watchdog: Watchdog, channels: Channels, interval: n
         problem = '';
         rows = tick.rows;
         hadCritical ||= tick.alerts.some(({ level }) => level === 'red');
-        if (tick.state.kind !== state) io.err(stateLine(tick));
-        state = tick.state.kind;
+        if (tick.state.name !== state) io.err(stateLine(tick));
+        state = tick.state.name;
         await announce(tick, channels, io);
         if (tick.state.kind === 'ended') break;
         progress.show(progressLine(tick));
@@ -132,18 +134,18 @@ function tryTick(watchdog: Watchdog, onProblem: (line: string) => void): Tick | 
 function stateLine({ state, step }: Tick): string {
   switch (state.kind) {
     case 'running':
-      return `the run is active (${state.where}), at step ${step ?? 0}`;
+      return `the run is active (${state.name}, ${state.reason}), at step ${step ?? 0}`;
     case 'ended':
-      return `the run has ended (${visible(state.how)})`;
+      return `the run has ended (${visible(stateText(state))})`;
     case 'gone':
-      return `the process of the run is gone; last heartbeat ${Math.round(state.seconds)} s ago, at step ${step ?? 0}`;
+      return `the run ${stateText(state)}; last heartbeat ${Math.round(state.seconds)} s ago, at step ${step ?? 0}`;
     case 'empty':
       return 'no run has started in this folder yet; waiting';
   }
 }
 
 function progressLine({ rows, step }: Tick): string {
-  const count = (level: Row['level']) => rows.filter((row) => row.level === level).length;
+  const count = (level: RuleRow['level']) => rows.filter((row) => row.level === level).length;
   const time = new Date().toISOString().slice(11, 19);
   return `${time} step ${step ?? 0}; ${count('green')} rules ok, ${count('yellow')} warnings, ${count('red')} critical`;
 }
@@ -151,7 +153,7 @@ function progressLine({ rows, step }: Tick): string {
 async function announce({ alerts, recovered, actions }: Tick, channels: Channels, io: Io): Promise<void> {
   const now = new Date().toISOString();
   for (const { line } of alerts) io.err(`${now} ${visible(line)}`);
-  for (const rule of recovered) io.err(`${now} ${rule} is back to normal`);
+  for (const row of recovered) io.err(`${now} ${row.rule} is back to normal: ${visible(describeRow(row).value)}`);
   for (const action of actions) io.err(`${now} ${action}`);
   await Promise.all(alerts.map((alert) => notify(alert, channels, (line) => io.err(`${now} ${line}`))));
 }

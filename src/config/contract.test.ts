@@ -3,8 +3,9 @@
  * command it belongs to reads). The lists are copied from the contract on purpose: a name dropped from a table fails here.
  */
 import { describe, expect, it } from 'vitest';
+import { parseTrainFlags } from '../cli/shared/train-flags.js';
 import { resolveRank } from '../train/ranks/identity.js';
-import { parseTrainFlags, trainFlags } from './flags.js';
+import { trainFlags } from './flags.js';
 import { configKeys } from './keys.js';
 import { readTimeoutMinutes, readVariable } from './legacy/environment.js';
 import { environmentVariables } from './legacy/variables.js';
@@ -64,7 +65,7 @@ const KEYS: [key: string, text: string, value: unknown, needed?: string][] = [
   ['nsa.force_branch', 'sel', 'sel'],
   ['nsa.force_uniform_gate', 'true', true],
   ['nsa.stopgrad_gates', 'true', true],
-  ['data.source', 'fineweb_edu', 'fineweb_edu'],
+  ['data.source', 'hub', 'hub'],
   ['data.path', 'some/file', 'some/file'],
   ['data.tokenizer', 'path/tokenizer.json', 'path/tokenizer.json'],
   ['data.val_fraction', '0.2', 0.2],
@@ -72,6 +73,7 @@ const KEYS: [key: string, text: string, value: unknown, needed?: string][] = [
   ['data.document_mask', 'true', true],
   ['data.shuffle', 'false', false],
   ['data.seed', '5', 5],
+  ['data.split_seed', '5', 5],
   ['data.text_field', 'body', 'body'],
   ['data.vocab_size', '1000', 1000],
   ['data.stories_drills', '4', 4],
@@ -86,11 +88,11 @@ const KEYS: [key: string, text: string, value: unknown, needed?: string][] = [
   ['data.hub_revision', 'v1', 'v1'],
   ['data.cache_gb', '0.5', 0.5],
   ['data.workers', '3', 3],
-  ['data.fwe_doc_batch', '8', 8],
-  ['data.fwe_prefetch', 'false', false],
-  ['data.fwe_queue', '9', 9],
-  ['data.fwe_warmup_batches', '32', 32],
-  ['data.fwe_warmup_timeout', '5', 5],
+  ['data.doc_batch', '8', 8],
+  ['data.prefetch', 'false', false],
+  ['data.queue', '9', 9],
+  ['data.warmup_batches', '32', 32],
+  ['data.warmup_timeout', '5', 5],
   ['data.loader_timeout', '120', 120],
   ['data.report_docs', '500', 500],
   ['data.synthetic_on_fail', 'true', true],
@@ -103,21 +105,16 @@ const KEYS: [key: string, text: string, value: unknown, needed?: string][] = [
   ['runtime.profile', 'cpu', 'cpu'],
   ['runtime.threads', '2', 2],
   ['runtime.selection_kernel', 'reference', 'reference'],
-  ['runtime.sel_v2_min_s', '4096', 4096],
-  ['runtime.prefill_batched', 'false', false],
+  ['runtime.selection_v2_min_len', '4096', 4096],
   ['runtime.prefill_tile', '2048', 2048],
-  ['runtime.use_sel_pack', 'false', false],
-  ['runtime.force_parity', 'true', true],
+  ['runtime.reference_kernels', 'true', true],
   ['runtime.strict_asserts', 'true', true],
   ['runtime.debug_compare', 'true', true],
   ['runtime.debug_timing', 'true', true],
-  ['runtime.sdpa_audit', 'true', true],
-  ['runtime.use_fa2', 'false', false],
-  ['runtime.use_fa2_win', 'false', false],
-  ['runtime.use_fa2_cmp', 'false', false],
-  ['runtime.fa2_min_len_win', '-1', -1],
-  ['runtime.fa2_min_len_cmp', '16', 16],
-  ['runtime.tb', 'false', false],
+  ['runtime.print_kernels', 'true', true],
+  ['runtime.fused', 'false', false],
+  ['runtime.fused_min_len', '16', 16],
+  ['runtime.tensorboard', 'false', false],
   ['runtime.csv_logs', 'false', false],
   ['runtime.aux_stats', 'false', false],
   ['train.steps', '50000', 50000],
@@ -147,6 +144,7 @@ const KEYS: [key: string, text: string, value: unknown, needed?: string][] = [
   ['train.gate_release_share', '0.4', 0.4],
   ['train.n_sel_from', '64', 64],
   ['train.n_sel_steps', '800', 800],
+  ['train.scorer_loss', '0.1', 0.1],
   ['train.out_dir', 'artifacts/x', 'artifacts/x'],
   ['train.spike_skip', 'true', true],
   ['train.spike_z', '4', 4],
@@ -187,11 +185,11 @@ const CHOICES: [string, string][] = [
   ['runtime.device', 'auto cpu cuda'],
   ['runtime.precision', 'fp32 bf16'],
   ['train.lr_schedule', 'cosine wsd linear constant'],
-  ['data.source', 'synthetic needle stories text jsonl fineweb_edu fineweb_edu_local tokens'],
+  ['data.source', 'synthetic needle stories text jsonl hub files tokens'],
 ];
 it.each(CHOICES)('%s is one of %s', (path, words) => {
   for (const word of words.split(' ')) {
-    const takesPath = ['text', 'jsonl', 'fineweb_edu_local', 'tokens'].includes(word);
+    const takesPath = ['text', 'jsonl', 'files', 'tokens'].includes(word);
     const argv = ['--set', `${path}=${word}`, ...(takesPath ? ['--local-path', 'x'] : [])];
     expect(configValue(load(argv).config, path)).toBe(word);
   }
@@ -199,7 +197,7 @@ it.each(CHOICES)('%s is one of %s', (path, words) => {
 
 /** Flag, its value, the key it sets and to what; the flags without a key are below. */
 const FLAGS: [string[], string, unknown][] = [
-  [['--dataset', 'fineweb_edu'], 'data.source', 'fineweb_edu'],
+  [['--dataset', 'hub'], 'data.source', 'hub'],
   [['--local-path', '/data/fineweb.jsonl'], 'data.path', '/data/fineweb.jsonl'],
   [['--steps', '200'], 'train.steps', 200],
   [['--seq-len', '512'], 'train.seq_len', 512],
@@ -219,18 +217,7 @@ const FLAGS: [string[], string, unknown][] = [
 ];
 
 /** Flags that steer the command and set no key of their own; `--no-gc` sets one to what its default is. */
-const STEERING = [
-  'config',
-  'resume',
-  'resume-from',
-  'save',
-  'set',
-  'print-config',
-  'dashboard',
-  'json',
-  'help',
-  'no-gc',
-];
+const STEERING = ['config', 'resume', 'resume-from', 'save', 'set', 'print-config', 'dashboard', 'json', 'no-gc'];
 
 describe('every train flag', () => {
   it('is in these lists', () => {
@@ -246,13 +233,13 @@ describe('every train flag', () => {
   });
 
   it('--no-gc turns off what the config turned on', () => {
-    const name = 'm7c_125m_1xa100_production';
+    const name = '125m_1xa100_production';
     expect(load(['--config', name]).config.runtime.gradient_checkpointing).toBe(true);
     expect(load(['--config', name, '--no-gc']).config.runtime.gradient_checkpointing).toBe(false);
   });
 
   it('--config, --resume, --resume-from, --save and --print-config steer the command', () => {
-    expect(load(['--config', 'runbook_s512']).file).toBe('configs/runbook_s512.yaml');
+    expect(load(['--config', '125m_fast_log']).file).toBe('configs/125m_fast_log.yaml');
     expect(parseTrainFlags(['--resume', 'auto']).resume).toBe('auto');
     expect(parseTrainFlags(['--resume-from', 'artifacts/c/latest']).resume).toBe('artifacts/c/latest');
     expect(parseTrainFlags(['--save', 'model.safetensors']).save).toBe('model.safetensors');
@@ -268,41 +255,42 @@ const VARIABLES: [string, string, string, unknown][] = [
   ['NSA_LR', '1e-3', 'train.lr', 1e-3],
   ['NSA_TOKENIZER', 'gpt2', 'data.tokenizer', 'gpt2'],
   ['NSA_ROPE_SCALE', '4.0', 'model.rope_scale', 4],
-  ['NSA_PREFILL_BATCHED', '0', 'runtime.prefill_batched', false],
+  ['NSA_PREFILL_BATCHED', '0', 'runtime.prefill_tile', 1],
   ['NSA_PREFILL_TILE', '2048', 'runtime.prefill_tile', 2048],
-  ['NSA_USE_SEL_PACK', '0', 'runtime.use_sel_pack', false],
-  ['NSA_FORCE_PARITY', '1', 'runtime.force_parity', true],
+  ['NSA_USE_SEL_PACK', '0', 'runtime.selection_kernel', 'v1'],
+  ['NSA_FORCE_PARITY', '1', 'runtime.reference_kernels', true],
   ['NSA_SEL_RANGES_V2', '0', 'runtime.selection_kernel', 'v1'],
   ['NSA_SEL_RANGES_V2', '1', 'runtime.selection_kernel', 'v2'],
-  ['NSA_SEL_RANGES_V2_MIN_S', '512', 'runtime.sel_v2_min_s', 512],
+  ['NSA_SEL_RANGES_V2_MIN_S', '512', 'runtime.selection_v2_min_len', 512],
   ['NSA_FORCE_BRANCH', 'win', 'nsa.force_branch', 'win'],
   ['NSA_FORCE_UNIFORM_GATE', '1', 'nsa.force_uniform_gate', true],
   ['NSA_STOPGRAD_GATES', '1', 'nsa.stopgrad_gates', true],
   ['NSA_STRICT_ASSERTS', '1', 'runtime.strict_asserts', true],
   ['NSA_DEBUG_COMPARE', '1', 'runtime.debug_compare', true],
   ['NSA_DEBUG_TIMING', '1', 'runtime.debug_timing', true],
-  ['NSA_SDPA_AUDIT', '1', 'runtime.sdpa_audit', true],
-  ['NSA_FWE_DOC_BATCH', '128', 'data.fwe_doc_batch', 128],
-  ['NSA_FWE_PREFETCH', '0', 'data.fwe_prefetch', false],
-  ['NSA_FWE_Q', '8', 'data.fwe_queue', 8],
-  ['NSA_FWE_WARMUP_BATCHES', '32', 'data.fwe_warmup_batches', 32],
-  ['NSA_FWE_WARMUP_TIMEOUT', '90', 'data.fwe_warmup_timeout', 90],
-  ['NSA_TB_DISABLE', '1', 'runtime.tb', false],
+  ['NSA_SDPA_AUDIT', '1', 'runtime.print_kernels', true],
+  ['NSA_FWE_DOC_BATCH', '128', 'data.doc_batch', 128],
+  ['NSA_FWE_PREFETCH', '0', 'data.prefetch', false],
+  ['NSA_FWE_Q', '8', 'data.queue', 8],
+  ['NSA_FWE_WARMUP_BATCHES', '32', 'data.warmup_batches', 32],
+  ['NSA_FWE_WARMUP_TIMEOUT', '90', 'data.warmup_timeout', 90],
+  ['NSA_TB_DISABLE', '1', 'runtime.tensorboard', false],
   ['NSA_DISABLE_CSV_LOGS', '1', 'runtime.csv_logs', false],
   ['NSA_DISABLE_AUX_STATS', '1', 'runtime.aux_stats', false],
   ['NSA_DDP_SAFE_MODE', '1', 'train.ddp_safe', true],
   ['DDP_SAFE', '1', 'train.ddp_safe', true],
-  ['NSA_USE_FA2', '0', 'runtime.use_fa2', false],
-  ['NSA_USE_FA2_WIN', '0', 'runtime.use_fa2_win', false],
-  ['NSA_USE_FA2_CMP', '0', 'runtime.use_fa2_cmp', false],
-  ['NSA_FA2_MIN_LEN_WIN', '-1', 'runtime.fa2_min_len_win', -1],
-  ['NSA_FA2_MIN_LEN_CMP', '-1', 'runtime.fa2_min_len_cmp', -1],
+  ['NSA_USE_FA2', '0', 'runtime.fused', false],
+  ['NSA_USE_FA2_WIN', '0', 'runtime.fused', false],
+  ['NSA_USE_FA2_CMP', '0', 'runtime.fused', false],
+  ['NSA_FA2_MIN_LEN_WIN', '-1', 'runtime.fused_min_len', -1],
+  ['NSA_FA2_MIN_LEN_CMP', '-1', 'runtime.fused_min_len', -1],
 ];
 
 const WATCH = [
   ...['INTERVAL_S', 'HALT', 'HEARTBEAT_STALL_S', 'GONE_S', 'DEADLINE_FETCH_S', 'DEADLINE_STEP_S', 'DEADLINE_SAVE_S'],
   ...['DEADLINE_EVAL_S', 'FLATLINE_N', 'LOSS_FLATLINE_N', 'GRAD_ZERO_N', 'GRAD_SPIKE', 'THROUGHPUT_DROP'],
   ...['THROUGHPUT_WINDOW_S', 'FETCH_S', 'FETCH_STALL_RATIO', 'FETCH_P95_MS', 'GATE_COLLAPSE_N', 'COLLAPSE_WARNING'],
+  ...['SPIKE_RATE', 'SPIKE_WINDOW', 'LOSS_WINDOW'],
   ...['COLLAPSE_CRITICAL', 'COMMAND', 'WEBHOOK', 'GATE_ENTROPY_MIN', 'GATE_MAX_THRESHOLD'],
 ];
 const RANKS = ['RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR', 'MASTER_PORT', 'NSA_PG_TIMEOUT_MIN'];
@@ -324,7 +312,7 @@ describe('every environment variable', () => {
   });
 
   it('NSA_NO_GC turns off what the config turned on', () => {
-    const argv = ['--config', 'm7c_125m_1xa100_production'];
+    const argv = ['--config', '125m_1xa100_production'];
     expect(load(argv, { NSA_NO_GC: '1' }).config.runtime.gradient_checkpointing).toBe(false);
     expect(load(argv, { NSA_NO_GC: '0' }).config.runtime.gradient_checkpointing).toBe(true);
   });
@@ -356,12 +344,12 @@ describe('every environment variable', () => {
 /** Names from the runbooks that are not in the contract's lists: second names, or refused with the way to go. */
 describe('names from the runbooks', () => {
   it.each([
-    ['runtime.use_flash', 'runtime.use_fa2'],
-    ['runtime.fa2_enabled', 'runtime.use_fa2'],
+    ['runtime.use_flash', 'runtime.fused'],
+    ['runtime.fa2_enabled', 'runtime.fused'],
   ])('%s means %s', (name, path) => expect(configValue(load(['--set', `${name}=false`]).config, path)).toBe(false));
 
   it('runtime.no_gc means no gradient checkpointing', () => {
-    const argv = ['--config', 'm7c_125m_1xa100_production', '--set', 'runtime.no_gc=true'];
+    const argv = ['--config', '125m_1xa100_production', '--set', 'runtime.no_gc=true'];
     expect(load(argv).config.runtime.gradient_checkpointing).toBe(false);
   });
 

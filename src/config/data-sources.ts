@@ -13,23 +13,23 @@ export const DATA_SOURCES = [
   'stories',
   'text',
   'jsonl',
-  'fineweb_edu',
-  'fineweb_edu_local',
+  'hub',
+  'files',
   'tokens',
   'chat',
 ] as const;
 
 /** Sources that read `data.path`. All others make their data or know its address. */
-export const PATH_SOURCES = ['text', 'jsonl', 'fineweb_edu_local', 'tokens', 'chat'] as const;
+export const PATH_SOURCES = ['text', 'jsonl', 'files', 'tokens', 'chat'] as const;
 
 /** Sources that can read validation documents from `data.val_path`. */
 export const VALIDATION_PATH_SOURCES = ['text', 'jsonl', 'tokens'] as const;
 
 /** Sources that consist of text documents. */
-export const DOCUMENT_SOURCES = ['text', 'jsonl', 'fineweb_edu', 'fineweb_edu_local'] as const;
+export const DOCUMENT_SOURCES = ['text', 'jsonl', 'hub', 'files'] as const;
 
 /** Sources whose documents are tokenised while training runs. */
-export const STREAMED_SOURCES = ['fineweb_edu', 'fineweb_edu_local'] as const;
+export const STREAMED_SOURCES = ['hub', 'files'] as const;
 
 /** Whether `source` is one of `names`; narrows its type. */
 export function isOneOf<Name extends string>(names: readonly Name[], source: unknown): source is Name {
@@ -52,16 +52,16 @@ export function ignoredPath(source: unknown, where?: string): string {
 const INSPECTED_FILES = 10_000;
 
 /**
- * The source that reads what lies at `path`: `tokens` for a folder of shards, `fineweb_edu_local` for Parquet and for
+ * The source that reads what lies at `path`: `tokens` for a folder of shards, `files` for Parquet and for
  * mixed formats, `jsonl` for JSON Lines, else `text`.
  */
 export function impliedSource(path: string): string {
   if (isShardFolder(path)) return 'tokens';
   const names = fileNames(path);
   const has = (pattern: RegExp) => names.some((name) => pattern.test(name));
-  if (has(/\.parquet$/)) return 'fineweb_edu_local';
+  if (has(/\.parquet$/)) return 'files';
   if (!has(/\.(jsonl|ndjson)(\.gz|\.zst)?$/)) return 'text';
-  return has(/\.(txt|text|md|rst|html?)(\.gz|\.zst)?$/) ? 'fineweb_edu_local' : 'jsonl';
+  return has(/\.(txt|text|md|rst|html?)(\.gz|\.zst)?$/) ? 'files' : 'jsonl';
 }
 
 /** Whether a source that was named before the path was can read what lies there. */
@@ -70,7 +70,7 @@ export function canRead(source: unknown, path: string): boolean {
   const implied = impliedSource(path);
   if (implied === 'tokens' || source === 'tokens') return source === implied || !existsSync(path);
   if (source === 'chat') return implied === 'jsonl' || !existsSync(path);
-  return source === implied || source === 'fineweb_edu_local' || implied === 'text';
+  return source === implied || source === 'files' || implied === 'text';
 }
 
 function isShardFolder(path: string): boolean {

@@ -57,10 +57,10 @@ describe('checkResume', () => {
   });
 
   it('returns the rest for printing', () => {
-    const after = parseConfig({ train: { steps: 9 }, model: { rope_scale: 4 }, data: { source: 'fineweb_edu' } });
+    const after = parseConfig({ train: { steps: 9 }, model: { rope_scale: 4 }, data: { source: 'hub' } });
     expect(checkResume(base, after).map(changeLine)).toEqual([
       'model.rope_scale: 1 -> 4',
-      'data.source: "synthetic" -> "fineweb_edu"',
+      'data.source: "synthetic" -> "hub"',
       'train.steps: 1000 -> 9',
     ]);
   });

@@ -2,7 +2,8 @@ import { chmodSync, mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:f
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, describe, expect, it } from 'vitest';
-import { findConfig, packageRoot, readLayer, shippedConfigs } from './files.js';
+import { findConfig, readLayer } from './files.js';
+import { packageRoot, shippedConfigs } from './shipped.js';
 
 const folder = mkdtempSync(join(tmpdir(), 'trefoil-config-'));
 afterAll(() => rmSync(folder, { recursive: true }));
@@ -38,18 +39,16 @@ describe('findConfig', () => {
   it.each([
     ['bse', 'bse: no such file and no shipped config (did you mean base?)'],
     ['base.yaml', 'base.yaml: no such file and no shipped config (did you mean base?)'],
-    [
-      'configs/runbook_s51.yaml',
-      'configs/runbook_s51.yaml: no such file and no shipped config (did you mean runbook_s512?)',
-    ],
+    ['configs/125m_8g.yaml', 'configs/125m_8g.yaml: no such file and no shipped config (did you mean 125m_80g?)'],
   ])('%s is not there', (name, message) => expect(() => findConfig(name)).toThrow(message));
 
   it('lists what is shipped when no name is near', () => {
-    expect(() => findConfig('/nowhere/zzzzzzzzzzzz')).toThrow(/shipped: base, m7c_125m_1m, m7c_125m_1xa100_production/);
+    expect(() => findConfig('/nowhere/zzzzzzzzzzzz')).toThrow(/shipped: 125m_1m, 125m_1xa100_production, 125m_24g/);
     expect(() => findConfig('zzzzzzzz', 'configs/profiles')).toThrow('no shipped profile; shipped: a100, cpu, h200');
   });
 
-  it('lists names without endings', () => expect(shippedConfigs('configs/profiles')).toEqual(['a100', 'cpu', 'h200']));
+  it('lists names without endings', () =>
+    expect(shippedConfigs('configs/profiles')).toEqual(['a100', 'cpu', 'h200', 'rtx4090']));
 });
 
 describe('readLayer', () => {

@@ -1,14 +1,12 @@
 /** Config files: found by shipped name or path, parsed as YAML with the position of every key. */
-import { existsSync, readdirSync, readFileSync, statSync } from 'node:fs';
+import { existsSync, readFileSync, statSync } from 'node:fs';
 import { basename, isAbsolute, join } from 'node:path';
-import { fileURLToPath } from 'node:url';
 import { LineCounter, parseDocument } from 'yaml';
 import { UsageError } from '../errors.js';
 import { type Layer, layerOfTree } from './layer.js';
+import { findOldConfig } from './legacy/configs.js';
+import { packageRoot, type Shelf, shippedConfigs } from './shipped.js';
 import { hint } from './suggest.js';
-
-/** Root of the package: two folders above src/config and dist/config. */
-export const packageRoot: string = fileURLToPath(new URL('../../', import.meta.url));
 
 /** Larger files are not configs. */
 const MAX_BYTES = 1 << 20;
@@ -17,15 +15,8 @@ export interface ConfigFile {
   path: string;
   /** Name in messages and in the printed config. */
   label: string;
-}
-
-/** `configs` for whole configs, `configs/profiles` for profiles. */
-type Shelf = 'configs' | 'configs/profiles';
-
-/** Names of the shipped configs or profiles, sorted. */
-export function shippedConfigs(shelf: Shelf = 'configs', root: string = packageRoot): string[] {
-  const files = readdirSync(join(root, shelf)).filter((file) => file.endsWith('.yaml'));
-  return files.map((file) => basename(file, '.yaml')).sort();
+  /** Where it was named by an earlier name: that name, and what that config sets besides. */
+  earlier?: { readonly name: string; readonly sets: Readonly<Record<string, unknown>> };
 }
 
 /**
@@ -40,6 +31,8 @@ export function findConfig(name: string, shelf: Shelf = 'configs', root: string 
   if (!isAbsolute(name) && relative.startsWith('configs/') && existsSync(join(root, relative))) {
     return { path: join(root, relative), label: relative };
   }
+  const old = shelf === 'configs' ? findOldConfig(name) : undefined;
+  if (old !== undefined && names.includes(old.config)) return { ...findConfig(old.config, shelf, root), earlier: old };
   const typed = basename(basename(name, '.yaml'), '.yml');
   const kind = shelf === 'configs' ? 'config' : 'profile';
   const shipped = hint(typed, names) || `; shipped: ${names.join(', ')}`;
@@ -59,6 +52,14 @@ function readText(file: ConfigFile): string {
   }
 }
 
+/** A line about a config that was named by an earlier name. */
+export function earlierNameLine({ label, earlier }: ConfigFile): string[] {
+  if (earlier === undefined) return [];
+  const sets = Object.entries(earlier.sets).map(([key, value]) => `${key}=${value}`);
+  const besides = sets.length > 0 ? ` with ${sets.join(' ')}` : '';
+  return [`${earlier.name} is now ${label}${besides} (docs/reference/legacy-names.md)`];
+}
+
 /** The layer of a YAML file; `origin` is shown for its keys in the printed config. */
 export function readLayer(file: ConfigFile, origin: string = file.label): Layer {
   const lines = new LineCounter();
@@ -71,10 +72,13 @@ export function readLayer(file: ConfigFile, origin: string = file.label): Layer 
     const found = document.errors.map((error) => `${place(error.pos[0])}: ${error.message.replace(/\s+/g, ' ')}`);
     throw new UsageError(found.join('\n'));
   }
-  return layerOfTree(treeOf(document, file), origin, (path) => {
+  const layer = layerOfTree(treeOf(document, file), origin, (path) => {
     const node = document.getIn(path, true) as { range?: readonly number[] } | undefined;
     return node?.range === undefined ? file.label : place(node.range[0]);
   });
+  const { name, sets = {} } = file.earlier ?? {};
+  const besides = Object.entries(sets).map(([key, value]) => [key, { value, origin: name!, where: name! }] as const);
+  return new Map([...layer, ...besides]);
 }
 
 function treeOf(document: ReturnType<typeof parseDocument>, file: ConfigFile): unknown {

@@ -1,11 +1,10 @@
-/** The flags of `train`: a table, and a parser that reads a command line by it. Independent of the command-line library. */
-import { parseArgs } from 'node:util';
+/** The flags of `train`: a table, and what their values set. */
 import { parse as parseYaml } from 'yaml';
 import { UsageError } from '../errors.js';
 import { type ConfigKey, findKey } from './keys.js';
 import { type Layer, LayerBuilder } from './layer.js';
 import { show } from './parse.js';
-import { hint } from './suggest.js';
+import type { Config } from './schema.js';
 
 export interface TrainFlag {
   /** Without the dashes. */
@@ -61,29 +60,13 @@ export const trainFlagGroups: Readonly<Record<string, readonly TrainFlag[]>> = {
     flag('out-dir', 'folder', 'train.out_dir', 'folder of the run'),
     flag('resume', 'auto|checkpoint', null, 'continue from the newest checkpoint in --out-dir, or from the one given'),
     flag('resume-from', 'auto|checkpoint', null, 'same as --resume'),
-    flag('save', 'file', null, 'also write the final model to this file'),
+    flag('save', 'path', null, 'also write the final model to this .safetensors file or folder'),
     flag('dashboard', null, null, 'serve the dashboard of the run in another process and print its address'),
     flag('json', null, null, 'print the result as one JSON value on stdout, everything else on stderr'),
-    flag('help', null, null, 'print this help'),
   ],
 };
 
 export const trainFlags: readonly TrainFlag[] = Object.values(trainFlagGroups).flat();
-
-export interface TrainCommandLine {
-  /** The keys that flags set. */
-  layer: Layer;
-  config: string | null;
-  resume: string | null;
-  save: string | null;
-  printConfig: boolean;
-  /** Whether to start the dashboard beside the training. */
-  dashboard: boolean;
-  json: boolean;
-  help: boolean;
-}
-
-const flagNames = trainFlags.map(({ name }) => `--${name}`);
 
 /** Parses a text as YAML. Keys that hold text take it unparsed, so that a path named 123 remains a path. */
 function typed(text: string, key: ConfigKey | undefined, flag: string): unknown {
@@ -98,71 +81,63 @@ function typed(text: string, key: ConfigKey | undefined, flag: string): unknown 
   return value;
 }
 
-function applySet(layer: LayerBuilder, text: string): void {
-  const equals = text.indexOf('=');
-  if (equals < 1) throw new UsageError(`--set ${show(text)}: give key=value, such as --set train.lr=3e-4`);
-  const path = text.slice(0, equals).trim();
-  const value = typed(text.slice(equals + 1), findKey(path), `--set ${path}`);
-  layer.set(path, value, 'flag --set', `flag --set ${path}`);
-}
+/** Collects what flags set, in the order in which they are given. */
+export class FlagSettings {
+  readonly #layer = new LayerBuilder();
 
-/** Parses a command line (without node and script). Unknown flags, missing values and extra arguments are errors. */
-export function parseTrainFlags(argv: readonly string[]): TrainCommandLine {
-  const options = {
-    ...Object.fromEntries(
-      trainFlags.map(({ name, value }) => [name, { type: value === null ? 'boolean' : 'string' } as const]),
-    ),
-    help: { type: 'boolean', short: 'h' } as const,
-  };
-  const { tokens } = parseArgs({ args: [...argv], options, strict: false, allowPositionals: true, tokens: true });
-  const layer = new LayerBuilder();
-  const values = new Map<string, string>();
-  const switches = new Set<string>();
-  for (const token of tokens) {
-    if (token.kind === 'option-terminator') continue;
-    if (token.kind === 'positional')
-      throw new UsageError(`${token.value}: unexpected argument${hint(`--${token.value}`, flagNames)}`);
-    const found = trainFlags.find((row) => row.name === token.name);
-    if (found === undefined) {
-      throw new UsageError(`${token.rawName}: unknown flag${hint(token.rawName, flagNames)}; see train --help`);
-    }
-    if (found.value === null) {
-      if (token.value !== undefined) throw new UsageError(`--${found.name}: takes no value`);
-      if (found.key === null) switches.add(found.name);
-      else layer.set(found.key, found.sets, `flag --${found.name}`);
-      continue;
-    }
-    // parseArgs is greedy: in `--steps --json` the second flag would be the value.
-    if (token.value === undefined || token.value === '' || (!token.inlineValue && token.value.startsWith('--'))) {
-      throw new UsageError(`--${found.name}: value missing; give <${found.value}>`);
-    }
-    if (found.name === 'set') applySet(layer, token.value);
-    else if (found.key === null) values.set(found.name === 'resume-from' ? 'resume' : found.name, token.value);
-    else layer.set(found.key, typed(token.value, findKey(found.key), `--${found.name}`), `flag --${found.name}`);
+  /** `--name text`; null for a switch. Flags of the command itself set nothing. */
+  add(name: string, text: string | null): this {
+    const flag = trainFlags.find((row) => row.name === name);
+    // A parser takes the next word as the value, whatever it is: in `--steps --json` a flag.
+    if (flag?.value != null && (text === null || text === '' || text.startsWith('--')))
+      throw new UsageError(`--${name}: value missing; give <${flag.value}>`);
+    if (name === 'set') this.set(text ?? '');
+    else if (flag?.key != null)
+      this.#layer.set(
+        flag.key,
+        flag.value === null ? flag.sets : typed(text ?? '', findKey(flag.key), `--${name}`),
+        `flag --${name}`,
+      );
+    return this;
   }
-  return {
-    layer: layer.build(),
-    config: values.get('config') ?? null,
-    resume: values.get('resume') ?? null,
-    save: values.get('save') ?? null,
-    printConfig: switches.has('print-config'),
-    dashboard: switches.has('dashboard'),
-    json: switches.has('json'),
-    help: switches.has('help'),
-  };
+
+  /** `--set key=value` for each text. */
+  set(...texts: readonly string[]): this {
+    for (const text of texts) {
+      const equals = text.indexOf('=');
+      if (equals < 1) throw new UsageError(`--set ${show(text)}: give key=value, such as --set train.lr=3e-4`);
+      const path = text.slice(0, equals).trim();
+      const value = typed(text.slice(equals + 1), findKey(path), `--set ${path}`);
+      this.#layer.set(path, value, 'flag --set', `flag --set ${path}`);
+    }
+    return this;
+  }
+
+  get layer(): Layer {
+    return this.#layer.build();
+  }
 }
 
 /** Longer lists of choices go into the meaning, so that a help page keeps its first column. */
 const LONGEST_PLACEHOLDER = 40;
 
 /** The flag with its placeholder, and its meaning with the default: two columns of a help page. */
-export function trainFlagRow({ name, value, key, meaning }: TrainFlag): [flag: string, meaning: string] {
+export function trainFlagRow(
+  { name, value, key, meaning }: TrainFlag,
+  config: Config | null = null,
+): [flag: string, meaning: string] {
   if (value === null) return [`--${name}`, meaning];
   const known = key === null ? undefined : findKey(key);
+  const otherwise = key !== null && config ? valueAt(config, key) : known?.default;
   const choices = known?.choices ?? [];
   const isShort = choices.join('|').length <= LONGEST_PLACEHOLDER;
   const placeholder = (isShort && choices.join('|')) || value;
   const explained = isShort ? meaning : `${meaning}: ${choices.join(', ')}`;
-  const isGiven = known === undefined || known.default === null || meaning.includes('(default');
-  return [`--${name} <${placeholder}>`, isGiven ? explained : `${explained} (default: ${known.default})`];
+  const isGiven = known === undefined || otherwise === null || meaning.includes('(default');
+  return [`--${name} <${placeholder}>`, isGiven ? explained : `${explained} (default: ${otherwise})`];
+}
+
+function valueAt(config: Config, path: string): unknown {
+  const [section, name] = path.split('.');
+  return (config[section as keyof Config] as Readonly<Record<string, unknown>>)[name];
 }

@@ -29,8 +29,8 @@ describe('the table of keys', () => {
     ['train.ddp', 'choice', 'one of -1, 0, 1'],
     ['model.layer_pattern', 'list', 'a list of 1 or more, each one of nsa, window'],
     ['train.betas', 'list', 'a list of 2, each a number >= 0 and < 1'],
-    ['runtime.tb', 'boolean', 'true or false'],
-    ['runtime.use_fa2_win', 'boolean', 'true or false, or null'],
+    ['runtime.tensorboard', 'boolean', 'true or false'],
+    ['runtime.threads', 'integer', 'an integer >= 1, or null'],
     ['runtime.threads', 'integer', 'an integer >= 1, or null'],
     ['data.path', 'text', 'a non-empty text, or null'],
   ])('%s is of kind %s: %s', (path, kind, allowed) => expect(findKey(path)).toMatchObject({ kind, allowed }));

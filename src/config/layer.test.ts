@@ -28,8 +28,8 @@ describe('layerOfTree', () => {
       'runtime.use_triton_sel: Triton is not used; set runtime.selection_kernel [x.yaml at runtime.use_triton_sel]',
     ],
     [
-      { runtime: { use_flash: true, use_fa2: false } },
-      'runtime.use_fa2: contradicts runtime.use_flash, which sets the same key [x.yaml at runtime.use_fa2]',
+      { runtime: { fused: true, use_fa2: false } },
+      'runtime.use_fa2: contradicts runtime.fused, which sets the same key [x.yaml at runtime.use_fa2]',
     ],
   ])('%j is refused', (tree, message) => expect(() => layer(tree)).toThrow(message));
 
@@ -38,7 +38,7 @@ describe('layerOfTree', () => {
   });
 
   it('takes two names of a key that agree', () => {
-    expect(layer({ runtime: { use_flash: false, fa2_enabled: false } }).get('runtime.use_fa2')?.value).toBe(false);
+    expect(layer({ runtime: { use_flash: false, fa2_enabled: false } }).get('runtime.fused')?.value).toBe(false);
   });
 
   it('is not fooled by keys of Object', () => {

@@ -1,7 +1,7 @@
 /** A layer: the keys that one source (flags, environment, a file, a profile) sets, with their origin. */
 import { UsageError } from '../errors.js';
 import { configSections, findKey } from './keys.js';
-import { applyAlias, retiredKey } from './legacy/aliases.js';
+import { presentKey, retiredKey, withPresentNames } from './legacy/keys.js';
 import { problemLine, sectionProblem, unknownKeyProblem } from './parse.js';
 import type { ConfigProblem } from './rules.js';
 
@@ -11,6 +11,8 @@ export interface Setting {
   origin: string;
   /** Shown in errors: the origin, with line and column if known. */
   where: string;
+  /** The earlier name that was written, of the key or of its value. */
+  written?: string;
 }
 
 export type Layer = ReadonlyMap<string, Setting>;
@@ -22,23 +24,26 @@ export class LayerBuilder {
 
   /** A later setting of a key replaces an earlier one, as on a command line. */
   set(path: string, value: unknown, origin: string, where: string = origin): void {
-    const alias = applyAlias(path, value);
-    if (alias !== undefined) {
-      if (alias.value !== undefined) this.settings.set(alias.path, { value: alias.value, origin, where });
-    } else if (findKey(path) === undefined) {
+    if (findKey(presentKey(path)) === undefined) {
       this.fail({ path, message: retiredKey(path) ?? unknownKeyProblem(path).message }, where);
-    } else {
-      this.settings.set(path, { value, origin, where });
+      return;
     }
+    this.settings.delete(path); // so that the map is in the order of the last settings
+    this.settings.set(path, { value, origin, where });
   }
 
   fail(problem: ConfigProblem, where: string): void {
     this.lines.push(problemLine(problem, where));
   }
 
-  build(): Layer {
+  /** The settings under their present names. In a file (`isFile`) two names of a key must not contradict each other. */
+  build(isFile = false): Layer {
+    const settings = withPresentNames(this.settings, (path, earlier) => {
+      const message = `contradicts ${earlier}, which sets the same key`;
+      if (isFile) this.fail({ path, message }, this.settings.get(path)!.where);
+    });
     if (this.lines.length > 0) throw new UsageError(this.lines.join('\n'));
-    return this.settings;
+    return settings;
   }
 }
 
@@ -49,7 +54,6 @@ function isMapping(value: unknown): value is Record<string, unknown> {
 /** The layer of a parsed YAML tree. Checks names; values are checked later, with the whole config. */
 export function layerOfTree(tree: unknown, origin: string, whereOf: (path: readonly string[]) => string): Layer {
   const layer = new LayerBuilder();
-  const seen = new Map<string, { path: string; value: unknown }>();
   // An empty file or a section without keys sets nothing.
   if (tree !== null && tree !== undefined && !isMapping(tree)) {
     layer.fail({ path: '', message: `not a mapping; sections ${configSections.join(', ')}` }, origin);
@@ -57,20 +61,9 @@ export function layerOfTree(tree: unknown, origin: string, whereOf: (path: reado
   for (const [section, keys] of Object.entries(isMapping(tree) ? tree : {})) {
     if (!configSections.includes(section)) layer.fail(unknownKeyProblem(section), whereOf([section]));
     else if (isMapping(keys)) {
-      for (const [name, value] of Object.entries(keys)) {
-        const path = `${section}.${name}`;
-        const alias = applyAlias(path, value);
-        const target = alias?.path ?? path;
-        const meant = alias === undefined ? value : alias.value;
-        const other = seen.get(target);
-        // A key and its alias in one file, with different values: neither overrides the other.
-        if (other !== undefined && meant !== undefined && other.value !== meant) {
-          layer.fail({ path, message: `contradicts ${other.path}, which sets the same key` }, whereOf([section, name]));
-        }
-        if (meant !== undefined) seen.set(target, { path, value: meant });
-        layer.set(path, value, origin, whereOf([section, name]));
-      }
+      for (const [name, value] of Object.entries(keys))
+        layer.set(`${section}.${name}`, value, origin, whereOf([section, name]));
     } else if (keys !== null) layer.fail(sectionProblem(section, keys), whereOf([section]));
   }
-  return layer.build();
+  return layer.build(true);
 }

@@ -2,11 +2,11 @@ import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, describe, expect, it } from 'vitest';
-import { shippedConfigs } from './files.js';
-import { parseTrainFlags } from './flags.js';
+import { parseTrainFlags } from '../cli/shared/train-flags.js';
 import { loadConfig, pickConfigByGpuMemory, readConfig, readSavedConfig } from './load.js';
 import { parseConfig } from './parse.js';
 import { toYaml } from './print.js';
+import { shippedConfigs } from './shipped.js';
 
 const root = mkdtempSync(join(tmpdir(), 'trefoil-load-'));
 mkdirSync(join(root, 'configs/profiles'), { recursive: true });
@@ -65,16 +65,19 @@ describe('which file', () => {
 describe('fused kernels: env over file, and within one of them the branch over the whole', () => {
   const fused = (yaml: string, env: Record<string, string>) => {
     write('fused', `runtime:\n  ${yaml}\n`);
-    const { use_fa2, use_fa2_win } = load(['--config', 'fused'], env).config.runtime;
-    return use_fa2_win ?? use_fa2;
+    return load(['--config', 'fused'], env).config.runtime.fused;
   };
   it.each<[string, Record<string, string>, boolean]>([
     ['use_fa2_win: true', { NSA_USE_FA2: '0' }, false],
-    ['use_fa2_win: true', { NSA_USE_FA2: '0', NSA_USE_FA2_WIN: '1' }, true],
-    ['use_fa2: false', { NSA_USE_FA2_WIN: '1' }, true],
+    ['use_fa2_win: true', { NSA_USE_FA2: '0', NSA_USE_FA2_WIN: '1' }, false],
+    ['use_fa2: true', { NSA_USE_FA2: '0', NSA_USE_FA2_WIN: '1', NSA_USE_FA2_CMP: '1' }, true],
+    ['use_fa2: false', { NSA_USE_FA2_WIN: '1' }, false],
+    ['fused: false', { NSA_USE_FA2_WIN: '1', NSA_USE_FA2_CMP: '1' }, true],
     ['use_flash: false', {}, false],
     ['fa2_enabled: false', { NSA_USE_FA2: '1' }, true],
     ['use_fa2_win: false', {}, false],
+    ['use_fa2_win: false', { NSA_USE_FA2: '1' }, true],
+    ['fused: true', { NSA_USE_FA2_CMP: '0' }, false],
   ])('%s with %j', (yaml, env, expected) => expect(fused(yaml, env)).toBe(expected));
 });
 
@@ -84,7 +87,7 @@ describe('problems', () => {
     [
       ['--dataset', 'fineweb'],
       {},
-      'data.source: "fineweb" is not allowed; one of synthetic, needle, stories, text, jsonl, fineweb_edu',
+      'data.source: "fineweb" is not allowed; one of synthetic, needle, stories, text, jsonl, hub',
     ],
     [[], { NSA_LR: '-1' }, 'train.lr: -1 is not allowed; a number > 0 [env NSA_LR]'],
     [[], { NSA_FORCE_BRANCH: 'wn' }, 'one of none, cmp, sel, win (did you mean win?) [env NSA_FORCE_BRANCH]'],
@@ -110,6 +113,30 @@ describe('problems', () => {
     );
   });
 
+  it('says what earlier names of a file and of --set are now, a line for each, and names the first', () => {
+    write(
+      'old',
+      'data:\n  source: fineweb_edu\n  fwe_queue: 3\nruntime:\n  profile: earlier\n  use_fa2: true\n  sdpa_audit: false\n  tb: true\n',
+    );
+    write('profiles/earlier', 'data:\n  fwe_prefetch: true\n');
+    const { config, warnings } = load(['--config', 'old', '--set', 'data.fwe_doc_batch=9'], { NSA_USE_FA2_WIN: '1' });
+    expect(config.data).toMatchObject({ source: 'hub', queue: 3, doc_batch: 9 });
+    expect(warnings).toEqual([
+      'configs/old.yaml: fineweb_edu is now data.source hub, data.fwe_queue is now data.queue, ' +
+        'runtime.use_fa2 is now runtime.fused, and 2 more (docs/reference/legacy-names.md)',
+      'profile earlier: data.fwe_prefetch is now data.prefetch (docs/reference/legacy-names.md)',
+      'flag --set: data.fwe_doc_batch is now data.doc_batch (docs/reference/legacy-names.md)',
+    ]);
+  });
+
+  it('says nothing about the variables and flags of the runbooks', () => {
+    const env = { NSA_FWE_Q: '8', NSA_USE_FA2: '1', NSA_SDPA_AUDIT: '1' };
+    expect(load(['--dataset', 'fineweb_edu'], env)).toMatchObject({
+      warnings: [],
+      config: { data: { source: 'hub' } },
+    });
+  });
+
   it('passes warnings on', () => expect(load([], { NSA_LRR: '1' }).warnings[0]).toContain('did you mean NSA_LR?'));
 });
 
@@ -130,7 +157,7 @@ describe('data.path', () => {
   file('packed/a.txt.gz');
   file('shards/index.json', '{"format":"trefoil-tokens"}');
   write('synthetic', 'data:\n  source: synthetic\n');
-  write('hub', 'data:\n  source: fineweb_edu\n');
+  write('hub', 'data:\n  source: hub\n');
   write('lines', `data:\n  source: jsonl\n  path: ${at('lines')}\n`);
 
   it.each([
@@ -139,9 +166,9 @@ describe('data.path', () => {
     ['prose/*.txt', 'text'],
     ['lines', 'jsonl'],
     ['lines/*.jsonl', 'jsonl'],
-    ['tables', 'fineweb_edu_local'],
-    ['tables/part/a.parquet', 'fineweb_edu_local'],
-    ['mixed', 'fineweb_edu_local'],
+    ['tables', 'files'],
+    ['tables/part/a.parquet', 'files'],
+    ['mixed', 'files'],
     ['packed', 'text'],
     ['shards', 'tokens'],
   ])('%s implies its source: %s', (name, source) => {
@@ -156,15 +183,15 @@ describe('data.path', () => {
 
   it('keeps a source of the config that can read the path, and replaces one that cannot', () => {
     expect(load(['--config', 'lines', '--local-path', at('prose/a.txt')]).config.data.source).toBe('jsonl');
-    expect(load(['--config', 'lines', '--local-path', at('tables')]).config.data.source).toBe('fineweb_edu_local');
+    expect(load(['--config', 'lines', '--local-path', at('tables')]).config.data.source).toBe('files');
     expect(load(['--config', 'lines', '--local-path', at('shards')]).config.data.source).toBe('tokens');
   });
 
   it('is refused with a source that would ignore it', () => {
-    for (const source of ['synthetic', 'needle', 'stories', 'fineweb_edu'])
+    for (const source of ['synthetic', 'needle', 'stories', 'hub'])
       expect(() => load(['--dataset', source, '--local-path', at('prose')])).toThrow(
         `data.path: not read by data.source ${source}; leave data.source (--dataset) out, or set it to one of text, ` +
-          'jsonl, fineweb_edu_local, tokens, chat [flag --local-path]',
+          'jsonl, files, tokens, chat [flag --local-path]',
       );
   });
 
@@ -213,16 +240,16 @@ describe('readSavedConfig', () => {
 });
 
 describe('pickConfigByGpuMemory', () => {
-  // What drivers report for cards sold as 16, 24, 32, 40, 48, 80, 96 and 141 GB.
+  // Sizes that drivers report for cards sold as 16, 24, 32, 40, 48, 80, 96 and 141 GB.
   it.each([
-    [15.7, 'm7c_125m_24g'],
-    [23.6, 'm7c_125m_24g'],
-    [31.8, 'm7c_125m_24g'],
-    [39.4, 'm7c_125m_40g'],
-    [47.5, 'm7c_125m_40g'],
-    [79.1, 'm7c_125m_80g'],
-    [94.9, 'm7c_125m_80g'],
-    [139.8, 'm7c_125m_80g'],
+    [15.7, '125m_24g'],
+    [23.6, '125m_24g'],
+    [31.8, '125m_24g'],
+    [39.4, '125m_40g'],
+    [47.5, '125m_40g'],
+    [79.1, '125m_80g'],
+    [94.9, '125m_80g'],
+    [139.8, '125m_80g'],
     [null, 'quickstart'],
   ])('%s GiB: %s', (gib, name) => {
     expect(pickConfigByGpuMemory(gib)).toBe(name);

@@ -3,12 +3,13 @@ import { join } from 'node:path';
 import type { Environment } from '../environment.js';
 import { UsageError } from '../errors.js';
 import { canRead, ignoredPath, impliedSource, readsPath } from './data-sources.js';
-import { findConfig, packageRoot, readLayer } from './files.js';
+import { type ConfigFile, earlierNameLine, findConfig, readLayer } from './files.js';
 import { configKeys, findKey } from './keys.js';
 import { type Layer, layerOfTree, type Setting } from './layer.js';
 import { environmentLayer, environmentWarnings } from './legacy/environment.js';
 import { checkConfig, problemLine } from './parse.js';
 import type { Config, ConfigInput } from './schema.js';
+import { packageRoot } from './shipped.js';
 
 export interface LoadOptions {
   env: Environment;
@@ -37,12 +38,12 @@ const EMPTY: Layer = new Map();
 /** Prefix of a data.path inside the installed package. */
 const PACKAGE_PREFIX = 'package:';
 
-function fileLayer(options: LoadOptions, root: string): { layer: Layer; label: string | null } {
+function fileLayer(options: LoadOptions, root: string): { layer: Layer; file: ConfigFile | null } {
   const fromEnvironment = options.env['CONFIG']?.trim() || null;
   const name = options.config ?? fromEnvironment ?? options.otherwise ?? null;
-  if (name === null) return { layer: EMPTY, label: null };
+  if (name === null) return { layer: EMPTY, file: null };
   const file = findConfig(name, 'configs', root);
-  return { layer: readLayer(file), label: file.label };
+  return { layer: readLayer(file), file };
 }
 
 /** The layer of the profile that the highest layer names. */
@@ -72,12 +73,6 @@ function merge(lowestFirst: readonly Layer[], root: string): Map<string, Setting
   const merged = new Map<string, Setting>();
   for (const layer of lowestFirst) {
     dropContradicted(merged, layer, root);
-    // NSA_USE_FA2=0 must override runtime.use_fa2_win: true of a file. Within a layer the branch switch overrides the
-    // global one; between layers the higher layer wins, so a global switch clears the branch switches below it.
-    if (layer.has('runtime.use_fa2')) {
-      merged.delete('runtime.use_fa2_win');
-      merged.delete('runtime.use_fa2_cmp');
-    }
     for (const [path, setting] of layer) merged.set(path, setting);
   }
   return merged;
@@ -140,13 +135,37 @@ export function loadConfig(options: LoadOptions): ResolvedConfig {
   const root = options.root ?? packageRoot;
   const flags = options.flags ?? EMPTY;
   const environment = environmentLayer(options.env);
-  const file = fileLayer(options, root);
-  const profile = profileLayer([flags, environment, file.layer], root);
-  const settings = merge([profile, file.layer, environment, flags], root);
+  const { layer, file } = fileLayer(options, root);
+  const profile = profileLayer([flags, environment, layer], root);
+  const settings = merge([profile, layer, environment, flags], root);
   settleSource(settings, root);
   const config = check(settings, root);
   const origins = new Map(configKeys.map((key) => [key.path, settings.get(key.path)?.origin ?? 'default']));
-  return { config, origins, file: file.label, warnings: environmentWarnings(options.env) };
+  const warnings = [
+    ...environmentWarnings(options.env),
+    ...(file === null ? [] : earlierNameLine(file)),
+    ...[layer, profile, flags].flatMap(oldNameLines),
+  ];
+  return { config, origins, file: file?.label ?? null, warnings };
+}
+
+const NAMED_KEYS = 3;
+
+/**
+ * One line for each file or flag with earlier names. A config.yaml that an earlier version wrote has a dozen of them, so only
+ * the first are named. Not for the environment, whose variables have no other name, nor for --dataset.
+ */
+function oldNameLines(layer: Layer): string[] {
+  const byOrigin = new Map<string, string[]>();
+  for (const [key, { value, origin, written }] of layer) {
+    if (written === undefined || origin === 'flag --dataset') continue;
+    const now = written.includes('.') ? key : `${key} ${value}`;
+    byOrigin.set(origin, [...(byOrigin.get(origin) ?? []), `${written} is now ${now}`]);
+  }
+  return [...byOrigin].map(([origin, names]) => {
+    const more = names.length > NAMED_KEYS ? `, and ${names.length - NAMED_KEYS} more` : '';
+    return `${origin}: ${names.slice(0, NAMED_KEYS).join(', ')}${more} (docs/reference/legacy-names.md)`;
+  });
 }
 
 /**
@@ -164,9 +183,9 @@ export function readSavedConfig(path: string): Config {
 
 /** Drivers report a little less than the nominal size of a card, so the limits lie well between the sizes. */
 const GPU_CONFIGS: readonly (readonly [atLeastGib: number, config: string])[] = [
-  [70, 'm7c_125m_80g'],
-  [35, 'm7c_125m_40g'],
-  [0, 'm7c_125m_24g'],
+  [70, '125m_80g'],
+  [35, '125m_40g'],
+  [0, '125m_24g'],
 ];
 
 /** The config for a GPU with `gib` GiB of memory; null (no GPU) gives the quickstart, the only one that suits a CPU. */

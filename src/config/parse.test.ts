@@ -1,6 +1,7 @@
 import { describe, expect, it } from 'vitest';
 import { ExitCode, UsageError } from '../errors.js';
-import { parseSavedConfig, show, unknownKeyProblem } from './parse.js';
+import { parseConfig, parseSavedConfig, show, unknownKeyProblem } from './parse.js';
+import type { Config } from './schema.js';
 
 function failure(input: unknown): UsageError {
   try {
@@ -44,6 +45,12 @@ describe('parseConfig', () => {
 
   it('fills in what is missing', () =>
     expect(parseSavedConfig({ train: { steps: 7 } }).train).toMatchObject({ steps: 7, lr: 2e-4 }));
+});
+
+it('parseConfig without an argument is refused with the list of configs', () => {
+  const without = parseConfig as () => Config;
+  expect(without).toThrow(UsageError);
+  expect(without).toThrow(/^parseConfig: give the keys .* readConfig\(name\): one of 125m_1m, .*, quickstart, .*toy$/);
 });
 
 describe('unknown names', () => {

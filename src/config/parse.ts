@@ -3,8 +3,10 @@ import type { z } from 'zod';
 import { UsageError } from '../errors.js';
 import { impliedSource } from './data-sources.js';
 import { configSections, findKey, keysOf } from './keys.js';
+import { withPresentNamesIn } from './legacy/keys.js';
 import type { ConfigProblem } from './rules.js';
 import { type Config, type ConfigInput, configSchema } from './schema.js';
+import { shippedConfigs } from './shipped.js';
 import { hint } from './suggest.js';
 
 /** Formats a value for a message: shortened, with its type recognizable. */
@@ -78,7 +80,7 @@ function withImpliedSource(input: unknown): unknown {
 
 /** The config, or all its problems; a key with several wrong items is reported once. */
 export function checkConfig(given: unknown): { config: Config } | { problems: ConfigProblem[] } {
-  const input = withImpliedSource(given);
+  const input = withImpliedSource(withPresentNamesIn(given));
   const result = configSchema.safeParse(input);
   if (result.success) return { config: result.data };
   const problems = new Map<string, ConfigProblem>();
@@ -93,8 +95,16 @@ export function problemLine(problem: ConfigProblem, where?: string): string {
   return `${problem.path === '' ? 'config' : problem.path}: ${problem.message}${place}`;
 }
 
-/** A whole config from a plain object: omitted keys take their defaults, wrong ones throw a `UsageError` by name. */
-export function parseConfig(input: ConfigInput = {}): Config {
+/**
+ * A whole config from a plain object: omitted keys take their defaults, wrong ones throw a `UsageError` by name. Without an
+ * argument it throws too: the defaults are a model of 125 million parameters, more than a first try needs.
+ */
+export function parseConfig(input: ConfigInput): Config {
+  if (input === undefined)
+    throw new UsageError(
+      `parseConfig: give the keys that differ from configs/base.yaml, or take a shipped config with readConfig(name): ` +
+        `one of ${shippedConfigs().join(', ')}`,
+    );
   return parseSavedConfig(input);
 }
 

@@ -1,7 +1,7 @@
 import { describe, expect, it } from 'vitest';
 import { parse } from 'yaml';
+import { parseTrainFlags } from '../cli/shared/train-flags.js';
 import fc from '../testing/properties.js';
-import { parseTrainFlags } from './flags.js';
 import { configKeys } from './keys.js';
 import { loadConfig } from './load.js';
 import { parseConfig } from './parse.js';
@@ -39,7 +39,7 @@ describe('toYaml', () => {
       data: fc.record({
         path: fc.option(fc.oneof(fc.string({ minLength: 1 }), fc.constantFrom('null', '1e3', 'yes', '~', '- a', '#'))),
       }),
-      runtime: fc.record({ use_fa2_win: fc.option(fc.boolean()) }),
+      runtime: fc.record({ profile: fc.option(fc.constantFrom('cpu', 'h200')) }),
     });
     fc.assert(
       fc.property(anyConfig, (parts) => {

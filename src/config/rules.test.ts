@@ -78,7 +78,7 @@ describe('relations between keys', () => {
     ],
   ])('%s', (_, parts, expected) => expect(problems(parts)).toEqual(expected));
 
-  it.each(['text', 'fineweb_edu_local', 'tokens'] as const)('%s needs a path', (source) => {
+  it.each(['text', 'files', 'tokens'] as const)('%s needs a path', (source) => {
     expect(problems({ data: { source } })).toHaveLength(1);
     expect(problems({ data: { source, path: 'x' } })).toEqual([]);
   });

@@ -86,6 +86,18 @@ function patternProblems({ attention, layer_pattern: pattern, n_layers: layers }
   return [{ path, message: `${written} gives none of the ${layers} layers sparse attention; at least one nsa` }];
 }
 
+/** Settings that the loss of the scorer requires. */
+function scorerLossProblems({ model, nsa, train, runtime }: Config): ConfigProblem[] {
+  const { scorer_loss: weight } = train;
+  const path = 'train.scorer_loss';
+  if (weight === 0) return [];
+  if (model.attention !== 'nsa') return [{ path, message: `${weight} needs model.attention nsa; set it, or 0` }];
+  if (nsa.score_pool === 'max') return [{ path, message: `${weight} needs nsa.score_pool sum; set it, or 0` }];
+  if (runtime.reference_kernels)
+    return [{ path, message: `${weight} is not computed by runtime.reference_kernels; set it to false, or 0` }];
+  return [];
+}
+
 /** The schedule from dense to sparse attention. */
 function sparseStartProblems({ model, nsa, train }: Config): ConfigProblem[] {
   const { gate_release_steps: gateSteps, n_sel_from: from } = train;
@@ -111,6 +123,7 @@ export function relationProblems(config: Config): ConfigProblem[] {
     ...patternProblems(config.model),
     ...blockProblems(config.nsa),
     ...sparseStartProblems(config),
+    ...scorerLossProblems(config),
   ];
   if (config.nsa.force_branch !== 'none' && config.nsa.force_uniform_gate) {
     const message = `true contradicts nsa.force_branch ${config.nsa.force_branch}; set one of the two`;

@@ -11,7 +11,7 @@ describe('the schema', () => {
     expect(nsa).toMatchObject({ l: 32, d: 16, l_sel: 64, n_sel: 16, w: 512, phi: 'avg', cmp_rope: 'after' });
     expect(nsa).toMatchObject({ gate: 'softmax', gate_temp: 1, force_branch: 'none' });
     expect(model).toMatchObject({ rope_theta: 10000, rope_scale: 1, attention: 'nsa' });
-    expect(runtime).toMatchObject({ selection_kernel: 'adaptive', sel_v2_min_s: 1024, device: 'auto' });
+    expect(runtime).toMatchObject({ selection_kernel: 'adaptive', selection_v2_min_len: 1024, device: 'auto' });
     expect(train).toMatchObject({ lr_schedule: 'cosine', ddp: -1, betas: [0.9, 0.95] });
   });
 
@@ -49,7 +49,7 @@ describe('the schema', () => {
   ])('refuses %s', (_, input) => expect(parse(input)).toBe(false));
 
   it('takes null where a key may stay open', () => {
-    expect(parse({ data: { path: null, seed: null }, runtime: { threads: null, use_fa2_win: null } })).toBe(true);
+    expect(parse({ data: { path: null, seed: null }, runtime: { threads: null } })).toBe(true);
   });
 
   it('checks the rules between keys too', () => {

@@ -12,17 +12,18 @@ const count = () => z.int().min(1);
 const countOrZero = () => z.int().min(0);
 const positive = () => z.number().positive();
 const notNegative = () => z.number().min(0);
+/** More than any model has: longer lists of weights take seconds to make. */
+const MAX_LAYERS = 10_000;
 const fraction = () => z.number().min(0).max(1);
 const text = () => z.string().min(1);
 const off = () => z.boolean().default(false);
 const on = () => z.boolean().default(true);
-const branchSwitch = () => z.boolean().nullable().default(null);
 
 const model = {
   /** Width of the residual stream. */
   dim: count().default(768),
   /** Number of transformer blocks. */
-  n_layers: count().default(12),
+  n_layers: count().max(MAX_LAYERS).default(12),
   /** Number of query heads H. */
   n_heads: count().default(12),
   /** Number of key/value groups G; must divide n_heads, with 1 to 32 heads per group. */
@@ -136,6 +137,8 @@ const data = {
   shuffle: on(),
   /** Seed of the data order; null = train.seed. */
   seed: countOrZero().nullable().default(null),
+  /** Seed of the choice of validation documents (val_fraction). train.seed and data.seed do not change it. */
+  split_seed: countOrZero().default(1337),
   /** Field of a JSONL or Parquet row that contains the document. */
   text_field: text().default('text'),
   /** Vocabulary of synthetic tokens; null = that of the tokenizer. */
@@ -152,28 +155,28 @@ const data = {
   needle_curriculum: text().nullable().default(null),
   /** Source stories: three of four samples practise recall, at distances that grow over this number of samples; 0 disables it. */
   stories_drills: countOrZero().default(0),
-  /** Source fineweb_edu: dataset on the Hugging Face hub, as owner/name. */
+  /** Source hub: dataset on the Hugging Face hub, as owner/name. */
   hub_dataset: text().default('HuggingFaceFW/fineweb-edu'),
-  /** Source fineweb_edu: configuration, such as sample-10BT; null = the default one. */
+  /** Source hub: configuration, such as sample-10BT; null = the default one. */
   hub_config: text().nullable().default(null),
-  /** Source fineweb_edu: split. */
+  /** Source hub: split. */
   hub_split: text().default('train'),
-  /** Source fineweb_edu: branch, tag or commit. */
+  /** Source hub: branch, tag or commit. */
   hub_revision: text().default('main'),
   /** Limit of each data cache in GiB: downloaded data (0 = keep none), tokenized text. */
   cache_gb: notNegative().default(4),
   /** Threads that download and tokenize. */
   workers: count().default(2),
   /** Documents tokenized at a time. */
-  fwe_doc_batch: count().default(64),
+  doc_batch: count().default(64),
   /** Read ahead of the trainer. */
-  fwe_prefetch: on(),
-  /** Batches kept ready. */
-  fwe_queue: count().default(4),
+  prefetch: on(),
+  /** Batches kept ready, at least; besides, each lane of a stream keeps two samples. */
+  queue: count().default(4),
   /** Batches that must be ready before step 1. */
-  fwe_warmup_batches: countOrZero().default(0),
+  warmup_batches: countOrZero().default(0),
   /** Seconds to wait for the warm-up batches. */
-  fwe_warmup_timeout: notNegative().default(60),
+  warmup_timeout: notNegative().default(60),
   /** Seconds without data after which a source has failed. */
   loader_timeout: positive().default(60),
   /** Print progress every N documents; 0 = never. */
@@ -199,18 +202,14 @@ const runtime = {
   profile: text().nullable().default(null),
   /** CPU threads; null = all cores. */
   threads: count().nullable().default(null),
-  /** Kernel of the selected branch: v1 query-major, v2 shared loads, adaptive = v2 for sequences of at least sel_v2_min_s. */
+  /** Kernel of the selected branch: v1 query-major, v2 shared loads, adaptive = v2 for sequences of at least selection_v2_min_len. */
   selection_kernel: z.enum(['adaptive', 'v1', 'v2', 'reference']).default('adaptive'),
   /** Minimum sequence length for v2 if selection_kernel is adaptive; the fused kernels use v2 at every length. */
-  sel_v2_min_s: countOrZero().default(1024),
-  /** Process the prompt in one pass; false = token by token. */
-  prefill_batched: on(),
-  /** Tokens per prefill chunk; 0 = no chunks. */
+  selection_v2_min_len: countOrZero().default(1024),
+  /** Tokens of a prompt that decoding processes at a time; 0 = all, 1 = token by token. */
   prefill_tile: countOrZero().default(0),
-  /** Share loads of selected blocks between tokens; false = selection_kernel v1. */
-  use_sel_pack: on(),
   /** Use the reference kernels only. */
-  force_parity: off(),
+  reference_kernels: off(),
   /** Check gates and selections in every pass of a training; slow. */
   strict_asserts: off(),
   /** Compare each fast kernel with its reference; slow. */
@@ -218,19 +217,13 @@ const runtime = {
   /** Time the sections of a step. */
   debug_timing: off(),
   /** Print once which kernel computes each branch. */
-  sdpa_audit: off(),
+  print_kernels: off(),
   /** Use the fused attention kernels. */
-  use_fa2: on(),
-  /** Same for the window branch; null = as use_fa2. */
-  use_fa2_win: branchSwitch(),
-  /** Same for the compressed branch; null = as use_fa2. */
-  use_fa2_cmp: branchSwitch(),
-  /** Minimum sequence length of the fused window kernel; -1 = never. */
-  fa2_min_len_win: z.int().min(-1).default(0),
-  /** Minimum sequence length of the fused compressed kernel; -1 = never. */
-  fa2_min_len_cmp: z.int().min(-1).default(0),
+  fused: on(),
+  /** Minimum sequence length for the fused attention kernels; -1 = never. */
+  fused_min_len: z.int().min(-1).default(0),
   /** Write TensorBoard events. */
-  tb: on(),
+  tensorboard: on(),
   /** Write training.csv, val.csv and the counters. */
   csv_logs: on(),
   /** Collect gate and selection statistics. */
@@ -288,6 +281,8 @@ const train = {
   init_from: text().nullable().default(null),
   /** Steps in which the gate of a converted model opens to all branches; 0 = it stays as it is. */
   gate_release_steps: countOrZero().default(0),
+  /** Weight of the loss that teaches the compressed branch to rank blocks as the selected branch attends to them; 0 = off. */
+  scorer_loss: notNegative().default(0),
   /** Weight that the compressed and window branch then have together, unless the gate has learned another. */
   gate_release_share: z
     .number()

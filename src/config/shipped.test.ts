@@ -3,34 +3,31 @@ import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, it } from 'vitest';
 import { parse } from 'yaml';
-import { packageRoot, shippedConfigs } from './files.js';
-import { parseTrainFlags } from './flags.js';
+import { parseTrainFlags } from '../cli/shared/train-flags.js';
 import { configKeys } from './keys.js';
 import { loadConfig } from './load.js';
 import { parseConfig } from './parse.js';
+import { packageRoot, shippedConfigs } from './shipped.js';
 
 const CONFIGS = [
   'base',
-  'train_showcase',
-  'm7c_125m_24g',
-  'm7c_125m_40g',
-  'm7c_125m_80g',
-  'm7c_125m_1m',
-  'm7c_125m_fast_log',
-  'm7c_125m_2xa100_production',
-  'm7c_125m_1xa100_production',
-  'm7c_125m_2k_test',
-  'm7c_small_smoke',
-  'runbook_s512',
-  'runbook_s1024',
-  'runbook_s2048',
-  'runbook_prod_2048',
+  'toy',
+  '125m_24g',
+  '125m_40g',
+  '125m_80g',
+  '125m_1m',
+  '125m_fast_log',
+  '125m_2xa100_production',
+  '125m_1xa100_production',
+  '125m_2k_test',
+  'small_smoke',
   'quickstart',
   'text_cpu',
   'needle_h200',
   'needle_cpu',
+  '1b',
 ];
-const PROFILES = ['a100', 'cpu', 'h200'];
+const PROFILES = ['a100', 'cpu', 'h200', 'rtx4090'];
 
 /** Settings that a config leaves to the user. */
 const GIVEN: Readonly<Record<string, readonly string[]>> = { text_cpu: ['--local-path', 'texts'] };
@@ -87,40 +84,30 @@ describe('base', () => {
 });
 
 describe('the 125m configs', () => {
-  const names = CONFIGS.filter((name) => name.startsWith('m7c_125m') || name.startsWith('runbook'));
+  const names = CONFIGS.filter((name) => name.startsWith('125m'));
   it.each(names)('%s has the 125m shape, bf16 and gradient checkpointing', (name) => {
     const { model, nsa, runtime } = load(name);
     expect(model).toMatchObject({ dim: 768, n_layers: 12, n_heads: 12, n_kv_groups: 2, d_k: 64, d_v: 64 });
     expect(nsa).toMatchObject({ l: 32, d: 16, l_sel: 64, n_sel: 16, w: 512 });
-    expect(runtime).toMatchObject({ precision: 'bf16', gradient_checkpointing: true, use_fa2: true });
+    expect(runtime).toMatchObject({ precision: 'bf16', gradient_checkpointing: true, fused: true });
   });
 
-  it.each(['m7c_125m_24g', 'm7c_125m_40g', 'm7c_125m_80g'])('%s takes 16 sequences a step', (name) => {
+  it.each(['125m_24g', '125m_40g', '125m_80g'])('%s takes 16 sequences a step', (name) => {
     const { batch_size, accumulate_grad_batches } = load(name).train;
     expect(batch_size * accumulate_grad_batches).toBe(16);
   });
 
-  it('m7c_125m_1m takes sequences of a million tokens, in FP8', () => {
-    const { train, runtime } = load('m7c_125m_1m');
+  it('125m_1m takes sequences of a million tokens, in FP8', () => {
+    const { train, runtime } = load('125m_1m');
     expect(train).toMatchObject({ seq_len: 2 ** 20, batch_size: 1, accumulate_grad_batches: 1 });
     expect(runtime.fp8).toBe(true);
   });
 
   it.each([
-    [
-      'm7c_125m_2xa100_production',
-      { batch_size: 2, accumulate_grad_batches: 1, out_dir: 'artifacts/m7c_125m_2xa100_prod' },
-    ],
-    ['m7c_125m_1xa100_production', { batch_size: 1, accumulate_grad_batches: 4 }],
-    ['runbook_prod_2048', { batch_size: 1, accumulate_grad_batches: 4 }],
+    ['125m_2xa100_production', { batch_size: 2, accumulate_grad_batches: 1 }],
+    ['125m_1xa100_production', { batch_size: 1, accumulate_grad_batches: 4 }],
   ])('%s is the production run', (name, keys) => {
     expect(load(name).train).toMatchObject({ seq_len: 2048, steps: 50000, save_every: 5000, ...keys });
-  });
-
-  it.each([512, 1024, 2048])('runbook_s%i is the production config at another length', (seq_len) => {
-    const production = load('m7c_125m_2xa100_production');
-    const out_dir = `artifacts/runbook_s${seq_len}`;
-    expect(load(`runbook_s${seq_len}`)).toEqual({ ...production, train: { ...production.train, seq_len, out_dir } });
   });
 
   it('the single-GPU runbook overrides the production config by environment', () => {
@@ -129,10 +116,16 @@ describe('the 125m configs', () => {
   });
 });
 
-it('train_showcase is the toy of the runbooks', () => {
-  const { runtime, train } = load('train_showcase');
-  expect(runtime).toMatchObject({ precision: 'fp32', gradient_checkpointing: false, use_fa2: false });
-  expect(train).toMatchObject({ seq_len: 128, save_every: 0, out_dir: 'artifacts/train_showcase' });
+it('toy is the toy of the runbooks', () => {
+  const { runtime, train } = load('toy');
+  expect(runtime).toMatchObject({ precision: 'fp32', gradient_checkpointing: false, fused: false });
+  expect(train).toMatchObject({ seq_len: 128, save_every: 0 });
+});
+
+it('every config but those of one model by GPU memory has a folder of its own', () => {
+  const bySize = ['125m_24g', '125m_40g', '125m_80g', '125m_fast_log'];
+  const folders = CONFIGS.filter((name) => !bySize.includes(name)).map((name) => load(name).train.out_dir);
+  expect(new Set(folders).size).toBe(folders.length);
 });
 
 it('quickstart needs neither GPU nor network nor any file', () => {
@@ -143,5 +136,5 @@ it('quickstart needs neither GPU nor network nor any file', () => {
 
 it('profile a100 leaves the choice of attention kernels at its defaults: nothing was measured on that card', () => {
   const profile = parse(text('profiles/a100')) as { runtime: Record<string, unknown> };
-  expect(Object.keys(profile.runtime).filter((key) => key.includes('fa2'))).toEqual([]);
+  expect(Object.keys(profile.runtime).filter((key) => key.startsWith('fused'))).toEqual([]);
 });

@@ -1,31 +1,17 @@
 /** The JSON answers of the server, as its pages read them. Types only: both sides import this module. */
-import type { Row } from '../watch/row.js';
-import type { RankStatus } from '../watch/status.js';
+import type { RuleRow } from '../watch/row.js';
+import type { RunStatus } from '../watch/status.js';
 
 /** A row of the table of runs. */
-export interface RunRow {
+export interface RunRow extends Omit<RunStatus, 'run' | 'dir' | 'state' | 'status' | 'heartbeat_age_s'> {
   readonly name: string;
   /** `broken`: its files are not those of a run. */
-  readonly state: 'running' | 'ended' | 'gone' | 'empty' | 'broken';
-  readonly detail: string;
-  readonly step: number | null;
-  readonly steps: number | null;
-  readonly loss: number | null;
-  readonly valLoss: number | null;
-  readonly tokensPerSecond: number | null;
-  readonly secondsLeft: number | null;
+  readonly state: RunStatus['state'] | 'broken';
+  readonly status: RunStatus['status'] | 'broken';
   /** Seconds since 1970; the page shows its age. */
-  readonly lastBeat: number | null;
-  readonly checkpoint: number | null;
-  readonly section: string | null;
-  /** All ranks if there are several, else empty. */
-  readonly ranks: readonly RankStatus[];
-  readonly halt: string | null;
-  readonly anomaly: string | null;
-  /** Files that cannot be read or are not what they should be. */
-  readonly problems: readonly string[];
+  readonly last_beat: number | null;
   /** Health rules that are not green. */
-  readonly alerts: readonly Row[];
+  readonly alerts: readonly RuleRow[];
   /** The most important settings in a few words. */
   readonly summary: string;
   /** A few losses over the whole run, for a sparkline. */
@@ -48,11 +34,11 @@ export interface Mark {
 }
 
 /** A health rule that is not green. */
-export interface HealthRow extends Row {
+export interface HealthRow extends RuleRow {
   readonly explanation: string;
 }
 
-/** What the page of a report shows of a run. */
+/** The parts of a run that the page of a report shows. */
 export interface ReportRun {
   readonly name: string;
   readonly summary: string;
@@ -62,7 +48,7 @@ export interface ReportRun {
   readonly marks: readonly Mark[];
   readonly tokensPerStep: number | null;
   /** The chart data of the logs (chart-data.ts) in base64. */
-  readonly columns: Readonly<Record<'heartbeat' | 'training' | 'val', string>>;
+  readonly columns: Readonly<Record<'heartbeat' | 'training' | 'val' | 'own', string>>;
   readonly attention: readonly Readonly<Record<string, unknown>>[];
   readonly needle: Readonly<Record<string, unknown>> | null;
   readonly samples: readonly Readonly<Record<string, unknown>>[];

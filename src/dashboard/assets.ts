@@ -4,8 +4,8 @@ import { UsageError } from '../errors.js';
 import type { ServedPage } from '../serve/options.js';
 import { HEADERS } from './security.js';
 
-/** What the server behind the pages has: runs, a model, a key that requests to the model need. */
-export type Part = 'runs' | 'model' | 'key';
+/** Features of the server behind the pages: runs, a model, a key that requests to the model need. */
+export type PageFeature = 'runs' | 'model' | 'key';
 
 /** By path of the URL. */
 const FILES: Readonly<Record<string, { readonly file: string; readonly type: string }>> = {
@@ -22,7 +22,7 @@ export function webFolder(): URL {
 }
 
 /** The pages of a server. They read `parts` from a meta element: a request that fails would be an error in the console. */
-export function loadAssets(parts: readonly Part[]): ReadonlyMap<string, ServedPage> {
+export function loadAssets(parts: readonly PageFeature[]): ReadonlyMap<string, ServedPage> {
   const folder = webFolder();
   const assets = new Map<string, ServedPage>();
   for (const [path, { file, type }] of Object.entries(FILES)) {

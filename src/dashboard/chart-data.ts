@@ -2,32 +2,25 @@
  * The data of charts, and their binary form between the server and the pages: a JSON header, then Float64 columns. Both sides
  * import this module, so it uses neither Node nor the browser.
  */
+import { METRIC_ENTRIES, SCALARS } from '../run/metrics.js';
 
-/** Columns of heartbeats. The three shares are those of `gate_branch_shares`. */
-export const HEARTBEAT_COLUMNS = [
-  'loss',
-  'toks_per_s',
-  'grad_norm',
-  'mfu',
-  'dt_fetch_s',
-  'fetch_p50_ms',
-  'fetch_p95_ms',
-  'gpu_mem_alloc',
-  'gpu_mem_reserved',
-  'gate_entropy_mean',
-  'gate_entropy_min',
-  'gate_max_gate_mean',
-  'gate_collapse_frac',
-  'share_cmp',
-  'share_sel',
-  'share_win',
-  'sel_k_mean',
-  'sel_pct_at_max',
-] as const;
+/** A log that charts are drawn from. */
+export type LogName = 'heartbeat' | 'training' | 'val';
+/** All sources of charts: the logs, and the metrics of a program's own (own-metrics.ts). */
+export type ChartSource = LogName | 'own';
 
-/** Columns of training.csv and val.csv beside the step. */
-export const TRAINING_COLUMNS = ['loss', 'lr', 'toks_per_s'] as const;
-export const VAL_COLUMNS = ['val_loss', 'ppl'] as const;
+/** Numbers of heartbeats that a chart shows. */
+export const CHARTED_IN_HEARTBEATS = SCALARS.filter(({ log, chart }) => log === 'heartbeat' && chart !== undefined);
+
+const csvColumns = (file: 'training' | 'val') =>
+  METRIC_ENTRIES.flatMap(([name, { csv }]) => (csv?.[file] ? [name as string] : []));
+
+/** Columns of each log, in the order of its rows. Those of a CSV file follow its step. */
+export const LOG_COLUMNS: Readonly<Record<LogName, readonly string[]>> = {
+  heartbeat: CHARTED_IN_HEARTBEATS.map(({ name }) => name),
+  training: csvColumns('training'),
+  val: csvColumns('val'),
+};
 
 /** Everything but the numbers. */
 export interface ChartDataHeader {

@@ -8,8 +8,10 @@ import { runPaths } from '../run/paths.js';
 import { PIECE_BYTES, readLines, readSmallFile } from './safe-read.js';
 
 const SMALL_FILE_BYTES = 1024 * 1024;
-const MOST_KEYS = 2000;
-const MOST_RECORDS = 400;
+/** Trefoil writes some five thousand bytes; a parser of YAML needs a microsecond for each. */
+export const CONFIG_BYTES = 64 * 1024;
+const MAX_KEYS = 2000;
+const MAX_RECORDS = 400;
 const RECORDS_BYTES = 1024 * 1024 * 1024;
 
 /** config.yaml as `section.key` to value, in the order of the file. */
@@ -20,10 +22,10 @@ export interface RunConfig {
 }
 
 export function readConfig(dir: string): RunConfig {
-  const text = readSmallFile(runPaths(dir).config, SMALL_FILE_BYTES);
+  const text = readSmallFile(runPaths(dir).config, CONFIG_BYTES);
   const values = new Map<string, string>();
   if (text === undefined) return { values, problem: null };
-  const document = parseDocument(text, { logLevel: 'error' });
+  const document = parseDocument(text, { logLevel: 'error', uniqueKeys: false });
   if (document.errors.length > 0)
     return { values, problem: `config.yaml: ${document.errors[0].message.split('\n')[0]}` };
   try {
@@ -37,7 +39,7 @@ export function readConfig(dir: string): RunConfig {
 }
 
 function flatten(value: unknown, prefix: string, into: Map<string, string>): void {
-  if (into.size >= MOST_KEYS) return;
+  if (into.size >= MAX_KEYS) return;
   if (isPlainObject(value))
     for (const [key, inner] of Object.entries(value)) flatten(inner, prefix ? `${prefix}.${key}` : key, into);
   else into.set(prefix, typeof value === 'string' ? value : JSON.stringify(value));
@@ -74,7 +76,7 @@ export async function readRecords(path: string): Promise<Record<string, unknown>
     while (kept.length > 0 && kept[kept.length - 1].step >= step) kept.pop();
     newest = { step, line };
     if (seen++ % stride === 0) kept.push(newest);
-    if (kept.length > MOST_RECORDS) {
+    if (kept.length > MAX_RECORDS) {
       kept = kept.filter((_, i) => i % 2 === 0);
       stride *= 2;
     }

@@ -2,16 +2,17 @@
 import { setImmediate, setTimeout } from 'node:timers/promises';
 import { parseObject } from '../files.js';
 import { asNumber } from '../run/json.js';
-import { fallbackCounters, parseHeartbeat } from '../run/logs/heartbeat.js';
+import { counterText, failureCounters, parseHeartbeat } from '../run/logs/heartbeat.js';
+import { scalarIn } from '../run/metrics.js';
 import type { Mark } from './answers.js';
 import { Buckets } from './buckets.js';
 import {
   appendRows,
+  CHARTED_IN_HEARTBEATS,
   type ChartData,
-  HEARTBEAT_COLUMNS,
+  LOG_COLUMNS,
+  type LogName,
   type LogRow,
-  TRAINING_COLUMNS,
-  VAL_COLUMNS,
 } from './chart-data.js';
 import { PIECE_BYTES, readLines } from './safe-read.js';
 
@@ -21,31 +22,23 @@ export interface Parsed {
   readonly mark?: Mark;
 }
 
-export type LogKind = 'heartbeat' | 'training' | 'val';
-
-const LOG_COLUMNS: Readonly<Record<LogKind, readonly string[]>> = {
-  heartbeat: HEARTBEAT_COLUMNS,
-  training: TRAINING_COLUMNS,
-  val: VAL_COLUMNS,
-};
-
 /** Buckets per log. A chart has fewer pixels. */
 const CAPACITY = 2048;
 /** A zoomed range of at most this many bytes is read again from the file, row by row. */
 const DETAIL_BYTES = 24 * 1024 * 1024;
 /** A window that holds a whole line after the one it begins in. */
-const SAMPLE_BYTES: Readonly<Record<LogKind, number>> = { heartbeat: 2048, training: 256, val: 256 };
+const SAMPLE_BYTES: Readonly<Record<LogName, number>> = { heartbeat: 2048, training: 256, val: 256 };
 /** A longer file is sampled before it is read, so that the whole run is drawn at once. */
 const SKETCH_BYTES = 8 * 1024 * 1024;
 const SKETCH_ROWS = 512;
-const MOST_MARKS = 4000;
+const MAX_MARKS = 4000;
 /** Marks of failures; a run can have one at every step. */
-const MOST_FAILURES = 200;
+const MAX_FAILURES = 200;
 const DETAIL_LENGTH = 300;
 
 export class RunLog {
   readonly path: string;
-  readonly kind: LogKind;
+  readonly kind: LogName;
   readonly #buckets: Buckets;
   #marks: Mark[] = [];
   #failures = 0;
@@ -60,7 +53,7 @@ export class RunLog {
   /** When the log was last used, for eviction. */
   usedAt = 0;
 
-  constructor(path: string, kind: LogKind, capacity = CAPACITY) {
+  constructor(path: string, kind: LogName, capacity = CAPACITY) {
     this.path = path;
     this.kind = kind;
     this.#buckets = new Buckets(LOG_COLUMNS[kind], capacity);
@@ -188,62 +181,53 @@ export class RunLog {
   }
 
   #mark(mark: Mark): void {
-    if ((mark.kind === 'non-finite' || mark.kind === 'alert') && ++this.#failures > MOST_FAILURES) return;
+    if (['non-finite', 'alert', 'spike'].includes(mark.kind) && ++this.#failures > MAX_FAILURES) return;
     this.#marks.push(mark);
-    if (this.#marks.length > MOST_MARKS) this.#marks = this.#marks.slice(-MOST_MARKS / 2);
+    if (this.#marks.length > MAX_MARKS) this.#marks = this.#marks.slice(-MAX_MARKS / 2);
   }
 }
 
-/** Watches the counters of failures in heartbeats (`fb_…`). They stand together in a line, and rarely change. */
+/** Watches the counters of failures in heartbeats, which rarely change. */
 export class CounterWatch {
   #text: string | null = null;
   #counts: ReadonlyMap<string, number> = new Map();
 
   /** The mark of a line in which a counter grew. The first line has none: its counts may be old. */
   mark(line: string): Mark | undefined {
-    const begin = line.indexOf('"fb_');
-    if (begin < 0) return undefined;
-    const end = line.indexOf(',', line.lastIndexOf('"fb_'));
-    const text = line.slice(begin, end < 0 ? undefined : end);
-    if (text === this.#text) return undefined; // compared as text: most of millions of lines end here
+    const text = counterText(line);
+    // Compared as text: most of millions of lines end here.
+    if (text === undefined || text === this.#text) return undefined;
     const beat = parseHeartbeat(line);
     if (!beat) return undefined;
     const isFirst = this.#text === null;
-    const counts = new Map<string, number>(fallbackCounters(beat));
+    const counts = new Map([...failureCounters(beat), ['spike', beat.fb_spike ?? 0] as [string, number]]);
     const grown = [...counts].map(([name, count]) => [name, count - (this.#counts.get(name) ?? 0)] as const);
     this.#text = text;
     this.#counts = counts;
-    const detail = grown
-      .filter(([, growth]) => growth > 0)
-      .map(([name, growth]) => `${name.slice('fb_'.length)} +${growth}`)
-      .join(', ');
-    return isFirst || detail === '' ? undefined : { step: beat.step, ts: beat.ts, kind: 'alert', detail };
+    const more = grown.filter(([, growth]) => growth > 0);
+    if (isFirst || more.length === 0) return undefined;
+    const { step, ts } = beat;
+    if (more.every(([name]) => name === 'spike'))
+      return { step, ts, kind: 'spike', detail: 'unusual loss or gradient' };
+    return { step, ts, kind: 'alert', detail: more.map(([name, growth]) => `${name} +${growth}`).join(', ') };
   }
 }
 
-export function parseLine(kind: LogKind, line: string): Parsed {
+export function parseLine(kind: LogName, line: string): Parsed {
   return kind === 'heartbeat' ? parseBeat(line) : parseCsv(line, LOG_COLUMNS[kind].length);
 }
-
-/** Fields of a heartbeat in the order of HEARTBEAT_COLUMNS, up to the shares. */
-const SHARES_AT = HEARTBEAT_COLUMNS.indexOf('share_cmp');
 
 const REQUIRED_NUMBERS = ['ts', 'pid', 'rank', 'step'];
 
 /** Millions of lines are steps: of these only the columns are checked. */
 function parseBeat(line: string): Parsed {
-  const record = parseObject(line);
+  const record = line.includes('"msg"') ? parseObject(line) : undefined; // searching garbage is fast, parsing is not
   if (!record) return {};
   if (record['msg'] !== 'progress') return parseEvent(line);
   if (!REQUIRED_NUMBERS.every((name) => Number.isFinite(record[name]))) return {};
   const { step, ts } = record as { step: number; ts: number };
   const numberIn = (value: unknown) => asNumber(value) ?? Number.NaN;
-  const values = HEARTBEAT_COLUMNS.map((name) => numberIn(record[name]));
-  const shares = record['gate_branch_shares'];
-  if (Array.isArray(shares))
-    shares.slice(0, 3).forEach((share, i) => {
-      values[SHARES_AT + i] = numberIn(share);
-    });
+  const values = CHARTED_IN_HEARTBEATS.map((scalar) => numberIn(scalarIn(record, scalar)));
   const row = { step, time: ts, values };
   const [loss, norm] = [record['loss'], record['grad_norm']].map(asNumber);
   if (!isNonFinite(loss) && !isNonFinite(norm)) return { row };
@@ -253,7 +237,8 @@ function parseBeat(line: string): Parsed {
 function parseEvent(line: string): Parsed {
   const beat = parseHeartbeat(line);
   if (!beat) return {};
-  const loss = beat.loss === undefined ? '' : `loss ${Number(beat.loss.toPrecision(5))}`;
+  const value = beat.val_loss ?? beat.loss; // `loss`: of an evaluation by an earlier version
+  const loss = value === undefined ? '' : `loss ${Number(value.toPrecision(5))}`;
   // A checkpoint is named by its path, which may be absolute.
   const detail = (beat.detail ?? beat.data ?? loss).replace(/^\/.*\/(?=checkpoints\/)/, '').slice(0, DETAIL_LENGTH);
   return { mark: { step: beat.step, ts: beat.ts, kind: beat.msg, detail } };

@@ -10,18 +10,19 @@ import { errorCode, fileError } from '../files.js';
 import { runPaths } from '../run/paths.js';
 import { readRun } from '../run/reader.js';
 import { wallAges } from '../watch/ages.js';
-import type { Row } from '../watch/row.js';
+import type { RuleRow } from '../watch/row.js';
 import { healthFindings } from '../watch/rules.js';
 import { runStatus } from '../watch/status.js';
 import type { Thresholds } from '../watch/thresholds.js';
 import type { RunRow } from './answers.js';
+import type { LogName } from './chart-data.js';
 import { type RunConfig, readConfig } from './run-files.js';
-import { type LogKind, RunLog } from './run-log.js';
+import { RunLog } from './run-log.js';
 
 const RUN_FILES = /^(heartbeat_rank\d+\.jsonl|training\.csv|metrics\.json|env\.json|\.lock|config\.yaml)$/;
 /** Names of plain files of a run; anything else under such a name makes the run a broken one. */
 const PLAIN_FILES =
-  /^(heartbeat_rank\d+\.jsonl|\.section_rank\d+|(training|val|k_stats|fallback_counters)\.csv|(metrics|env|config|gate_collapse_details|needle)\.json|config\.yaml|(samples|attention)\.jsonl|\.lock|\.HALT|\.anomaly_type)$/;
+  /^(heartbeat_rank\d+\.jsonl|\.section_rank\d+|(training|val|k_stats|fallback_counters|own_metrics)\.csv|(metrics|env|config|gate_collapse_details|needle)\.json|config\.yaml|(samples|attention)\.jsonl|\.lock|\.HALT|\.anomaly_type)$/;
 const PLAIN_FOLDERS = new Set(['checkpoints', 'tb', 'traces']);
 /** A run whose process may die without changing a file is looked at this often. */
 const REFRESH_MS = 5_000;
@@ -31,7 +32,7 @@ const SLICE_MS = 5;
 /** Heartbeats that a row is computed from. */
 const BEATS = 24;
 /** Logs kept in memory; one holds about a megabyte. */
-const MOST_LOGS = 96;
+const MAX_LOGS = 96;
 
 /** A run and what is known about it. */
 export interface FoundRun {
@@ -103,7 +104,7 @@ export class Runs {
   }
 
   /** A log of a run. The least recently used ones are forgotten. */
-  log({ dir }: FoundRun, kind: LogKind, rank = 0): RunLog {
+  log({ dir }: FoundRun, kind: LogName, rank = 0): RunLog {
     const paths = runPaths(dir);
     const path = kind === 'heartbeat' ? paths.heartbeat(rank) : paths[kind];
     let log = this.#logs.get(path);
@@ -112,7 +113,7 @@ export class Runs {
       this.#logs.set(path, log);
     }
     log.usedAt = performance.now();
-    if (this.#logs.size > MOST_LOGS) {
+    if (this.#logs.size > MAX_LOGS) {
       const [oldest] = [...this.#logs].sort(([, a], [, b]) => a.usedAt - b.usedAt);
       this.#logs.delete(oldest[0]);
     }
@@ -145,7 +146,7 @@ export class Runs {
   }
 
   /** The health rules of a run that are not green. */
-  alerts(run: FoundRun): Row[] {
+  alerts(run: FoundRun): RuleRow[] {
     try {
       return healthFindings(readRun(run.dir), this.#thresholds, wallAges()).filter(({ level }) => level !== 'green');
     } catch (error) {
@@ -184,13 +185,17 @@ export class Runs {
       name,
       state: 'broken',
       detail: problem,
+      status: 'broken',
+      reason: problem,
+      advice: '',
+      synthetic: null,
       step: null,
       steps: null,
       loss: null,
-      valLoss: null,
-      tokensPerSecond: null,
-      secondsLeft: null,
-      lastBeat: null,
+      val_loss: null,
+      tokens_per_s: null,
+      seconds_left: null,
+      last_beat: null,
       checkpoint: null,
       section: null,
       ranks: [],
@@ -205,23 +210,11 @@ export class Runs {
       const strange = strangeFile(dir);
       if (strange !== undefined) return broken(strange);
       const now = Date.now() / 1000;
-      const status = runStatus(dir, now, { beats: BEATS });
+      const { run: _run, dir: _dir, heartbeat_age_s: age, ...status } = runStatus(dir, now, { beats: BEATS });
       return {
+        ...status,
         name,
-        state: status.state,
-        detail: status.detail,
-        step: status.step,
-        steps: status.steps,
-        loss: status.loss,
-        valLoss: status.val_loss,
-        tokensPerSecond: status.tokens_per_s,
-        secondsLeft: status.seconds_left,
-        checkpoint: status.checkpoint,
-        section: status.section,
-        lastBeat: status.heartbeat_age_s === null ? null : now - status.heartbeat_age_s,
-        ranks: status.ranks,
-        halt: status.halt,
-        anomaly: status.anomaly,
+        last_beat: age === null ? null : now - age,
         alerts: [],
         problems: status.problems.map((problem) => this.hidePaths(problem)),
         summary: summaryOf(readConfig(dir)),

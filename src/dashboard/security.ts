@@ -1,8 +1,9 @@
 /** Who may talk to the dashboard: the Host check against DNS rebinding, the token, and the headers of every answer. */
-import { randomBytes, timingSafeEqual } from 'node:crypto';
+import { randomBytes } from 'node:crypto';
 import type { IncomingMessage } from 'node:http';
 import { isIP } from 'node:net';
 import { hostname } from 'node:os';
+import { hostName, isLoopback, type Keys } from '../http/access.js';
 
 /** Nothing from elsewhere, nothing inline, no frames. */
 const CONTENT_SECURITY_POLICY = [
@@ -29,21 +30,13 @@ export function newToken(): string {
   return randomBytes(18).toString('base64url');
 }
 
-export function isLoopback(host: string): boolean {
-  return host === 'localhost' || host === '::1' || /^127\.\d+\.\d+\.\d+$/.test(host);
-}
-
 /**
  * Whether the Host header names this machine. A page of another site whose name was made to resolve to this address sends
  * its own name. Any port is accepted: a tunnel may use another one.
  */
 export function isOwnHost(header: string | undefined, bound: string): boolean {
-  if (header === undefined) return false;
-  const name = /^(\[[0-9a-fA-F:.]+\]|[^:]*)(?::\d+)?$/
-    .exec(header)?.[1]
-    ?.replace(/^\[|\]$/g, '')
-    .toLowerCase();
-  if (name === undefined || name === '') return false;
+  const name = hostName(header);
+  if (name === '') return false;
   if (isLoopback(name) || name === bound.toLowerCase()) return true;
   // Bound to every address: an address cannot be rebound, a foreign name can.
   return isWildcard(bound) && (isIP(name) !== 0 || name === hostname().toLowerCase());
@@ -55,23 +48,14 @@ function isWildcard(bound: string): boolean {
 
 const COOKIE = 'trefoil_token';
 
-/** The token of a request's header. A cookie is not enough for writes: browsers attach it to foreign requests as well. */
-export function hasTokenHeader(request: IncomingMessage, token: string): boolean {
-  const given = /^Bearer (.+)$/.exec(request.headers.authorization ?? '')?.[1];
-  return given !== undefined && isEqual(given, token);
-}
-
-export function hasTokenCookie(request: IncomingMessage, token: string): boolean {
+/**
+ * Whether the browser has opened `/?token=…`. Not enough for writes: browsers attach it to foreign requests as well.
+ */
+export function hasTokenCookie(request: IncomingMessage, token: Keys): boolean {
   const cookies = (request.headers.cookie ?? '').split(/;\s*/);
-  return cookies.some((cookie) => cookie.startsWith(`${COOKIE}=`) && isEqual(cookie.slice(COOKIE.length + 1), token));
+  return cookies.some((cookie) => cookie.startsWith(`${COOKIE}=`) && token.has(cookie.slice(COOKIE.length + 1)));
 }
 
 export function tokenCookie(token: string): string {
   return `${COOKIE}=${token}; HttpOnly; SameSite=Strict; Path=/`;
-}
-
-/** In constant time. */
-export function isEqual(a: string, b: string): boolean {
-  const [x, y] = [Buffer.from(a), Buffer.from(b)];
-  return x.length === y.length && timingSafeEqual(x, y);
 }

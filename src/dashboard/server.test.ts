@@ -1,8 +1,11 @@
 /** The server over real sockets and files: data, streams, writes, and folders that no trainer wrote. */
+import { spawn } from 'node:child_process';
 import {
   appendFileSync,
+  closeSync,
   mkdirSync,
   mkdtempSync,
+  openSync,
   readFileSync,
   rmSync,
   symlinkSync,
@@ -14,9 +17,10 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { gzipSync } from 'node:zlib';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { traceText, writeTrace } from '../evaluate/trace.js';
+import type { TraceReaders, TraceText, TraceToken } from '../evaluate/trace-view.js';
 import { tinyConfig, tinyModel } from '../infer/testing/tiny-model.js';
-import { traceText, writeTrace } from '../infer/trace.js';
-import type { TraceReaders, TraceText, TraceToken } from '../infer/trace-view.js';
+import { identityOf } from '../process-identity.js';
 import { acquireLock } from '../run/lock.js';
 import { openHeartbeats } from '../run/logs/log.js';
 import { runPaths } from '../run/paths.js';
@@ -93,20 +97,23 @@ describe('curves', () => {
     expect(detail.values.get('loss')!.last[20]).toBeGreaterThan(6);
   });
 
-  it('have the learning rate of training.csv and the validation loss of val.csv', async () => {
+  it("have the learning rate, the validation loss and metrics of one's own", async () => {
     expect((await columns('log=training')).values.get('lr')!.last.at(-1)).toBeGreaterThan(0);
     expect((await columns('log=val')).values.get('val_loss')!.last).toHaveLength(10);
+    const own = await columns('log=own');
+    expect(own.columns).toEqual(['recall']);
+    expect(own.values.get('recall')!.last.at(-1)).toBe(1);
     expect((await get('/api/runs/long/columns?log=../../etc/passwd')).status).toBe(400);
   });
 
   it('come with the marks of checkpoints, evaluations and restarts', async () => {
     const { marks, config, tokensPerStep, row } = await json<Overview>('/api/runs/long');
     expect(new Set(marks.map(({ kind }) => kind))).toEqual(
-      new Set(['boot', 'loader_ready', 'checkpoint', 'eval', 'stop', 'alert']),
+      new Set(['boot', 'loader_ready', 'checkpoint', 'eval', 'stop', 'spike']),
     );
     // The counter of spikes grew once.
-    expect(marks.filter(({ kind }) => kind === 'alert').map(({ step, detail }) => [step, detail])).toEqual([
-      [SPIKE, 'spike +1'],
+    expect(marks.filter(({ kind }) => kind === 'spike').map(({ step, detail }) => [step, detail])).toEqual([
+      [SPIKE, 'unusual loss or gradient'],
     ]);
     expect(marks.filter(({ kind }) => kind === 'boot').map(({ step }) => step)).toEqual([0, 2900]);
     expect(config['train.seq_len']).toBe('2048');
@@ -170,7 +177,7 @@ describe('streams', () => {
     const paths = runPaths(join(folder, 'ranks'));
     const ends = [1, 2].map((rank) => readFileSync(paths.heartbeat(rank)).length);
     const heard = events(`/api/stream?run=ranks&run=ranks&rank=1&rank=2&from=${ends.join('-')}`, (text) =>
-      text.includes('"alert"'),
+      text.includes('"spike"'),
     );
     const writer = openHeartbeats(paths.heartbeat(2), 2);
     writer.write({ step: 43, msg: 'progress', loss: 1.3, fb_spike: 3 });
@@ -178,7 +185,7 @@ describe('streams', () => {
     writer.close();
     const text = await heard;
     expect(text).toMatch(/"run":1,"rows":\[\[43,/);
-    expect(text).toContain('"kind":"alert","detail":"spike +2"');
+    expect(text).toContain('"kind":"spike","detail":"unusual loss or gradient"');
   });
 
   it('ask the page to load anew after a file was replaced', async () => {
@@ -279,7 +286,7 @@ describe('security', () => {
     expect((await get('/api/runs/long/trace/..%2f..%2fmetrics')).status).toBe(404);
     for (const inherited of ['constructor', 'toString', '__proto__'])
       expect((await get(`/api/runs/long/${inherited}`)).status, inherited).toBe(404);
-    expect((await get('//')).status).toBe(400);
+    expect((await get('//')).status).toBe(404);
   });
 
   it('needs the token on an address other than loopback, once in the address, then as a cookie', async () => {
@@ -321,6 +328,7 @@ describe('halt and save', () => {
   it('write .HALT, and signal the process of the run', async () => {
     const { lock: path, halt } = runPaths(join(folder, 'ranks'));
     const lock = acquireLock(path); // this process plays the trainer
+    const heartbeats = openSync(runPaths(join(folder, 'ranks')).heartbeat(0), 'a');
     let saves = 0;
     const count = () => {
       saves += 1;
@@ -333,9 +341,62 @@ describe('halt and save', () => {
       expect(readFileSync(halt, 'utf8')).toBe('halt: too slow\n');
     } finally {
       process.off('SIGUSR2', count);
+      closeSync(heartbeats);
       lock.release();
       rmSync(halt);
     }
+  });
+});
+
+describe('a run folder of a stranger', () => {
+  it('does not name the process that a save signals', async () => {
+    const victim = spawn('sleep', ['60'], { stdio: 'ignore' });
+    const { lock: path } = runPaths(join(folder, 'ranks'));
+    const owner = { ...identityOf(victim.pid!), run_start: new Date().toISOString(), nonce: 'n' };
+    writeFileSync(path, JSON.stringify(owner));
+    try {
+      const headers = { Authorization: `Bearer ${dashboard.token}` };
+      const response = await fetch(`${dashboard.url}/api/runs/ranks/save`, { method: 'POST', headers });
+      expect({ status: response.status, text: await response.text() }).toEqual({
+        status: 422,
+        text: expect.stringContaining(`process ${victim.pid} does not write this run`),
+      });
+      expect(victim.exitCode ?? victim.signalCode).toBe(null);
+    } finally {
+      victim.kill('SIGKILL');
+      rmSync(path);
+    }
+  });
+
+  it('is shown with what can be shown, however deep its files are nested', async () => {
+    const dir = join(folder, 'deep');
+    writeExampleRun(dir, { steps: 20 });
+    const deep = `${'{"a":'.repeat(50_000)}1${'}'.repeat(50_000)}`;
+    for (const name of ['metrics.json', 'env.json', 'needle.json']) writeFileSync(join(dir, name), deep);
+    writeFileSync(runPaths(dir).samples, `{"step":1,"text":${deep}}\n{"step":2,"text":"kept"}\n`);
+    const overview = await get('/api/runs/deep');
+    expect({ status: overview.status, metrics: ((await overview.json()) as Overview).metrics }).toEqual({
+      status: 200,
+      metrics: null,
+    });
+    expect((await get('/api/runs/deep/attention')).status).toBe(200);
+    expect(await json('/api/runs/deep/samples')).toEqual({ samples: [{ step: 2, text: 'kept' }] });
+    rmSync(dir, { recursive: true });
+  });
+
+  it('cannot be asked for a thousand times in one stream', async () => {
+    const many = (count: number) => `/api/stream?${'run=long&'.repeat(count)}from=${Array(count).fill(0).join('-')}`;
+    expect((await get(many(33))).status).toBe(400);
+    const open = await Promise.all(Array.from({ length: 9 }, () => get(many(32))));
+    expect(open.map(({ status }) => status)).toEqual([...Array(8).fill(200), 503]);
+    await Promise.all(open.map(({ body }) => body?.cancel()));
+    await expect
+      .poll(async () => {
+        const again = await get(many(32));
+        await again.body?.cancel();
+        return again.status;
+      })
+      .toBe(200);
   });
 });
 

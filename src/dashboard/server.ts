@@ -1,34 +1,29 @@
 /** The HTTP server of the dashboard: pages, run data, streams, and the two writes (halt and save). */
-import { createServer, type IncomingMessage, type ServerResponse } from 'node:http';
-import type { AddressInfo } from 'node:net';
+import type { IncomingMessage, ServerResponse } from 'node:http';
 import { join } from 'node:path';
 import { TrefoilError } from '../errors.js';
-import { TraceFile } from '../infer/trace-file.js';
+import { TraceFile } from '../evaluate/trace-file.js';
+import { bearerKey, isLoopback, Keys } from '../http/access.js';
+import { sendError, sendJson } from '../http/answer.js';
+import { readBody } from '../http/body.js';
+import { asHttpError, HttpError } from '../http/error.js';
+import { listen } from '../http/listen.js';
+import { addressOf, Router } from '../http/router.js';
 import { toJson } from '../run/json.js';
 import { runPaths } from '../run/paths.js';
 import { trefoilVersion } from '../run/version.js';
 import type { ModelHost } from '../serve/host.js';
-import { listen } from '../serve/listen.js';
 import { type MountedModel, mountModel } from '../serve/server.js';
 import type { Thresholds } from '../watch/thresholds.js';
 import type { Table } from './answers.js';
 import { loadAssets } from './assets.js';
-import { encodeChartData } from './chart-data.js';
+import { type ChartData, encodeChartData, LOG_COLUMNS, type LogName } from './chart-data.js';
 import { type Control, requestHalt, requestSave } from './control.js';
 import { readOverview } from './overview.js';
+import { ownMetrics } from './own-metrics.js';
 import { listTraces, readJson, readRecords } from './run-files.js';
-import type { LogKind } from './run-log.js';
 import { type FoundRun, Runs } from './runs.js';
-import {
-  HEADERS,
-  hasTokenCookie,
-  hasTokenHeader,
-  isEqual,
-  isLoopback,
-  isOwnHost,
-  newToken,
-  tokenCookie,
-} from './security.js';
+import { HEADERS, hasTokenCookie, isOwnHost, newToken, tokenCookie } from './security.js';
 import { parseOffsets, streamRows, streamTable } from './stream.js';
 
 export interface DashboardOptions {
@@ -52,70 +47,91 @@ export interface Dashboard {
   close(): Promise<void>;
 }
 
-const BODY_BYTES = 4096;
-const MOST_STREAMS = 64;
+const MAX_BODY = 4096;
+const MAX_STREAMS = 64;
+/** Runs of one stream, and of all: their files are looked at ten times a second. The pages compare six runs. */
+const MAX_FOLLOWED = 32;
+const MAX_FOLLOWED_BY_ALL = 256;
+const UNNAMED_REASON = 'from the dashboard';
 /** A request waits this long for a log that is being read, then gets what is there. */
 const READ_MS = 400;
-const LOG_KINDS = new Set<string>(['heartbeat', 'training', 'val'] satisfies LogKind[]);
 
-/** First parts of the paths that belong to the model. */
-const MODEL_ROUTES = new Set(['v1', 'reader']);
-
-/** An answer with a status other than 200. */
-class Refusal extends Error {
-  readonly status: number;
-
-  constructor(status: number, message: string) {
-    super(message);
-    this.status = status;
-  }
-}
+/** The paths that belong to the model. */
+const MODEL_PATH = /^\/(v1|reader)(\/|$)/;
 
 export async function startDashboard(options: DashboardOptions): Promise<Dashboard> {
   const token = options.token ?? newToken();
-  const handler = new Handler(options, token);
-  const server = createServer({ headersTimeout: 10_000, requestTimeout: 30_000 }, (request, response) => {
-    void handler.answer(request, response);
-  });
-  await listen(server, options.host, options.port);
-  const { port } = server.address() as AddressInfo;
-  const host = options.host.includes(':') ? `[${options.host}]` : options.host;
+  const handler = new DashboardServer(options, token);
+  const { server, url } = await listen(
+    (request, response) => void handler.answer(request, response),
+    options.host,
+    options.port,
+  );
   const close = () =>
     new Promise<void>((resolve) => {
       handler.close();
       server.close(() => resolve());
       server.closeAllConnections();
     });
-  return { url: `http://${host}:${port}`, token, close };
+  return { url, token, close };
 }
 
 type Query = URLSearchParams;
 
-/** What an answer about a run may depend on besides the run. */
+/** A request whose route was found. */
 interface Asked {
-  readonly query: Query;
-  /** The parts of the path after the kind of answer. */
-  readonly rest: readonly string[];
+  readonly request: IncomingMessage;
   readonly response: ServerResponse;
+  readonly query: Query;
+  /** The open parts of the path; after the run's name in an answer about a run. */
+  readonly params: readonly string[];
 }
 
-/** Returns the JSON of the answer; undefined if it was sent already. */
-type Answer = (run: FoundRun, asked: Asked) => unknown;
+/** Returns the value of a JSON answer; undefined if the answer was sent already. */
+type Handler = (asked: Asked) => unknown;
 
-class Handler {
+/** A handler that is about a run. */
+type RunHandler = (run: FoundRun, asked: Asked) => unknown;
+
+class DashboardServer {
   readonly #runs: Runs;
   readonly #options: DashboardOptions;
-  readonly #token: string;
+  readonly #token: Keys;
   readonly #model: MountedModel | null;
-  readonly #assets: ReturnType<typeof loadAssets>;
+  readonly #routes: Router<Handler>;
   #streams = 0;
+  #followed = 0;
 
   constructor(options: DashboardOptions, token: string) {
     this.#runs = new Runs(options.dir, options.thresholds);
     this.#options = options;
-    this.#token = token;
+    this.#token = new Keys([token]);
     this.#model = options.model ? mountModel(options.model.host, { id: options.model.id }) : null;
-    this.#assets = loadAssets(options.model ? ['runs', 'model'] : ['runs']);
+    const pages = [...loadAssets(options.model ? ['runs', 'model'] : ['runs'])];
+    this.#routes = new Router<Handler>({
+      ...Object.fromEntries(
+        pages.map(([path, { headers, content }]) => [
+          `GET ${path}`,
+          ({ response }: Asked) => void response.writeHead(200, headers).end(content),
+        ]),
+      ),
+      'GET /api/runs': () => this.#table(),
+      'GET /api/stream': (asked) => this.#stream(asked),
+      'GET /api/runs/:run': this.#about((run) => readOverview(this.#runs, run, READ_MS)),
+      'GET /api/runs/:run/columns': this.#aboutSound((run, asked) => this.#columns(run, asked)),
+      'GET /api/runs/:run/attention': this.#aboutSound(async ({ dir }) => ({
+        records: await readRecords(runPaths(dir).attention),
+        needle: readJson(join(dir, 'needle.json')),
+      })),
+      'GET /api/runs/:run/samples': this.#aboutSound(async ({ dir }) => ({
+        samples: await readRecords(runPaths(dir).samples),
+      })),
+      'GET /api/runs/:run/trace/*': this.#aboutSound((run, { params }) => readTrace(run, params)),
+      'POST /api/runs/:run/halt': this.#control(async (run, { request }) =>
+        requestHalt(run.dir, await readReason(request)),
+      ),
+      'POST /api/runs/:run/save': this.#control((run) => requestSave(run.dir)),
+    });
   }
 
   close(): void {
@@ -127,66 +143,63 @@ class Handler {
     try {
       await this.#route(request, response);
     } catch (error) {
-      if (response.headersSent) {
-        response.destroy();
-        return;
-      }
-      if (error instanceof Refusal) sendJson(response, { error: error.message }, error.status);
-      else if (error instanceof TrefoilError) sendJson(response, { error: this.#runs.hidePaths(error.message) }, 422);
-      else {
-        // A defect of the program: its details belong to the terminal, not to the page.
-        console.error(error);
-        sendJson(response, { error: 'internal error; see the terminal of the dashboard' }, 500);
-      }
+      const isExpected = error instanceof TrefoilError;
+      const shown = isExpected ? new HttpError(422, this.#runs.hidePaths(error.message)) : asHttpError(error);
+      sendError(request, response, shown, { error: shown.message });
     }
   }
 
   async #route(request: IncomingMessage, response: ServerResponse): Promise<void> {
     if (!isOwnHost(request.headers.host, this.#options.host))
-      throw new Refusal(421, 'the Host header does not name this server');
-    const url = parseUrl(request.url);
-    if (!isLoopback(this.#options.host) && !this.#login(request, response, url)) return;
-    const isRead = request.method === 'GET' || request.method === 'HEAD';
-    if (!isRead) expectOwnOrigin(request);
-    const parts = url.pathname.split('/').slice(1).map(decode);
-    if (this.#model && MODEL_ROUTES.has(parts[0])) return this.#model.answer(request, response);
-    if (parts[0] !== 'api') {
-      if (!isRead) throw new Refusal(405, 'only GET');
-      return this.#asset(url.pathname, response);
+      throw new HttpError(421, 'the Host header does not name this server');
+    const { path, query } = addressOf(request);
+    if (!isLoopback(this.#options.host) && !this.#isKnown(request)) {
+      this.#login(response, path, query);
+      return;
     }
-    if (!isRead) return sendJson(response, await this.#write(request, parts));
-    const [, first, name, what = 'overview', ...rest] = parts;
-    if (first === 'runs' && name === undefined) return sendJson(response, await this.#table());
-    if (first === 'stream') return this.#stream(request, url.searchParams, response);
-    const answer = first === 'runs' && Object.hasOwn(this.#answers, what) ? this.#answers[what] : undefined;
-    if (!answer) throw new Refusal(404, 'there is no such page');
-    const run = this.#find(name);
-    const { state, detail } = this.#runs.row(run);
-    if (state === 'broken' && what !== 'overview') throw new Refusal(422, detail);
-    const value = await answer(run, { query: url.searchParams, rest, response });
-    if (value !== undefined) sendJson(response, value);
+    if (request.method !== 'GET' && request.method !== 'HEAD') expectOwnOrigin(request);
+    if (this.#model && MODEL_PATH.test(path)) return this.#model.answer(request, response);
+    const { handler, params } = this.#routes.find(request.method, path);
+    const value = await handler({ request, response, query, params });
+    if (value !== undefined) sendJson(response, toJson(value));
+  }
+
+  #isKnown(request: IncomingMessage): boolean {
+    return this.#token.has(bearerKey(request)) || hasTokenCookie(request, this.#token);
   }
 
   /** On an address that others can reach, every request needs the token; `/?token=…` stores it in a cookie. */
-  #login(request: IncomingMessage, response: ServerResponse, url: URL): boolean {
-    if (hasTokenHeader(request, this.#token) || hasTokenCookie(request, this.#token)) return true;
-    const given = url.searchParams.get('token');
-    if (url.pathname !== '/' || given === null || !isEqual(given, this.#token))
-      throw new Refusal(401, 'open the address with ?token=… that the dashboard printed at its start');
-    response.writeHead(303, { 'Set-Cookie': tokenCookie(this.#token), Location: '/' }).end();
-    return false;
+  #login(response: ServerResponse, path: string, query: Query): void {
+    const given = query.get('token') ?? '';
+    if (path !== '/' || !this.#token.has(given))
+      throw new HttpError(401, 'open the address with ?token=… that the dashboard printed at its start');
+    response.writeHead(303, { 'Set-Cookie': tokenCookie(given), Location: '/' }).end();
   }
 
-  #asset(path: string, response: ServerResponse): void {
-    const asset = this.#assets.get(path);
-    if (!asset) throw new Refusal(404, 'there is no such page');
-    response.writeHead(200, asset.headers).end(asset.content);
-  }
-
-  #find(name: string | undefined): FoundRun {
-    const run = this.#runs.find(name ?? '');
-    if (!run) throw new Refusal(404, 'there is no such run');
+  #find(name: string): FoundRun {
+    const run = this.#runs.find(name);
+    if (!run) throw new HttpError(404, 'there is no such run');
     return run;
+  }
+
+  #about(answer: RunHandler): Handler {
+    return ({ params: [name, ...params], ...asked }) => answer(this.#find(name), { ...asked, params });
+  }
+
+  #aboutSound(answer: RunHandler): Handler {
+    return this.#about((run, asked) => {
+      const { state, detail } = this.#runs.row(run);
+      if (state === 'broken') throw new HttpError(422, detail);
+      return answer(run, asked);
+    });
+  }
+
+  #control(act: (run: FoundRun, asked: Asked) => Control | Promise<Control>): Handler {
+    return (asked) => {
+      if (!this.#token.has(bearerKey(asked.request)))
+        throw new HttpError(403, 'the token is missing or wrong; it was printed when the dashboard started');
+      return this.#about(act)(asked);
+    };
   }
 
   async #table(): Promise<Table> {
@@ -194,35 +207,28 @@ class Handler {
     return { dir: this.#options.dir, version: trefoilVersion(), runs };
   }
 
-  readonly #answers: Readonly<Record<string, Answer>> = {
-    overview: (run) => readOverview(this.#runs, run, READ_MS),
-    columns: (run, asked) => this.#columns(run, asked),
-    attention: async ({ dir }) => ({
-      records: await readRecords(runPaths(dir).attention),
-      needle: readJson(join(dir, 'needle.json')),
-    }),
-    samples: async ({ dir }) => ({ samples: await readRecords(runPaths(dir).samples) }),
-    trace: (run, { rest }) => this.#trace(run, rest),
-  };
-
   async #columns(run: FoundRun, { query, response }: Asked): Promise<void> {
     const kind = query.get('log') ?? 'heartbeat';
     const rank = Number(query.get('rank') ?? 0);
-    if (!LOG_KINDS.has(kind) || !Number.isSafeInteger(rank) || rank < 0) throw new Refusal(400, 'log or rank is wrong');
-    const log = this.#runs.log(run, kind as LogKind, rank);
+    if (kind === 'own') return sendChart(response, ownMetrics(runPaths(run.dir).ownMetrics));
+    if (!Object.hasOwn(LOG_COLUMNS, kind) || !Number.isSafeInteger(rank) || rank < 0)
+      throw new HttpError(400, 'log or rank is wrong');
+    const log = this.#runs.log(run, kind as LogName, rank);
     await log.catchUp(READ_MS);
-    const bytes = encodeChartData(log.chartData(numberOf(query, 'from'), numberOf(query, 'to')));
-    response.writeHead(200, { 'Content-Type': 'application/octet-stream', 'Content-Length': bytes.length });
-    response.end(bytes);
+    sendChart(response, log.chartData(numberOf(query, 'from'), numberOf(query, 'to')));
   }
 
-  #stream(request: IncomingMessage, query: Query, response: ServerResponse): void {
-    if (this.#streams >= MOST_STREAMS) throw new Refusal(503, 'too many streams; close some pages');
+  #stream({ request, query, response }: Asked): void {
+    const names = query.getAll('run');
+    if (names.length > MAX_FOLLOWED) throw new HttpError(400, `a stream has at most ${MAX_FOLLOWED} runs`);
+    if (this.#streams >= MAX_STREAMS || this.#followed + names.length > MAX_FOLLOWED_BY_ALL)
+      throw new HttpError(503, 'too many streams; close some pages');
     this.#streams += 1;
+    this.#followed += names.length;
     response.once('close', () => {
       this.#streams -= 1;
+      this.#followed -= names.length;
     });
-    const names = query.getAll('run');
     if (names.length === 0) {
       streamTable(response, this.#runs);
       return;
@@ -230,104 +236,63 @@ class Handler {
     const runs = names.map((name) => this.#find(name));
     const given = query.getAll('rank').map(Number);
     const ranks = names.map((_, i) => given[i] ?? 0);
-    if (!ranks.every((rank) => Number.isSafeInteger(rank) && rank >= 0)) throw new Refusal(400, 'rank is wrong');
+    if (!ranks.every((rank) => Number.isSafeInteger(rank) && rank >= 0)) throw new HttpError(400, 'rank is wrong');
     const last = request.headers['last-event-id'];
     const offsets =
       parseOffsets(typeof last === 'string' ? last : undefined, runs.length) ??
       parseOffsets(query.get('from') ?? undefined, runs.length);
-    if (!offsets) throw new Refusal(400, 'from must hold an offset for each run');
+    if (!offsets) throw new HttpError(400, 'from must hold an offset for each run');
     streamRows(
       response,
       runs.map(({ dir }, i) => ({ path: runPaths(dir).heartbeat(ranks[i]), offset: offsets[i] })),
     );
   }
+}
 
-  /** `trace/NAME`, `trace/NAME/token/I` or `trace/NAME/block/B`. */
-  #trace(run: FoundRun, [name, ...rest]: readonly string[]): unknown {
-    if (!listTraces(run.dir).includes(name)) throw new Refusal(404, 'there is no such trace');
-    const file = new TraceFile(join(run.dir, 'traces', `${name}.safetensors`));
-    try {
-      const answer = file.answer(rest);
-      if (answer === undefined) throw new Refusal(404, 'there is no such page');
-      return answer;
-    } finally {
-      file.close();
-    }
-  }
+function sendChart(response: ServerResponse, data: ChartData): void {
+  const bytes = encodeChartData(data);
+  response.writeHead(200, { 'Content-Type': 'application/octet-stream', 'Content-Length': bytes.length });
+  response.end(bytes);
+}
 
-  async #write(request: IncomingMessage, [, kind, name, action]: string[]): Promise<Control> {
-    if (request.method !== 'POST') throw new Refusal(405, 'only GET and POST');
-    if (kind !== 'runs' || (action !== 'halt' && action !== 'save')) throw new Refusal(404, 'there is no such page');
-    if (!hasTokenHeader(request, this.#token))
-      throw new Refusal(403, 'the token is missing or wrong; it was printed when the dashboard started');
-    const run = this.#find(name);
-    const body = await readBody(request);
-    return action === 'halt' ? await requestHalt(run.dir, reasonIn(body)) : requestSave(run.dir);
+/** Answers `NAME`, `NAME/token/I` and `NAME/block/B`. */
+function readTrace({ dir }: FoundRun, [name, ...rest]: readonly string[]): object {
+  if (!listTraces(dir).includes(name)) throw new HttpError(404, 'there is no such trace');
+  const file = new TraceFile(join(dir, 'traces', `${name}.safetensors`));
+  try {
+    const answer = file.answer(rest);
+    if (answer === undefined) throw new HttpError(404, 'there is no such page');
+    return answer;
+  } finally {
+    file.close();
   }
 }
 
 /** A page of another site may send requests here, though it cannot read the answers: the model would compute for it. */
 function expectOwnOrigin({ headers: { origin, host } }: IncomingMessage): void {
   if (origin === undefined || origin === `http://${host}` || origin === `https://${host}`) return;
-  throw new Refusal(403, 'requests from pages of other sites are refused');
-}
-
-function decode(part: string): string {
-  try {
-    return decodeURIComponent(part);
-  } catch (error) {
-    if (!(error instanceof URIError)) throw error;
-    throw new Refusal(400, 'the address is not valid');
-  }
+  throw new HttpError(403, 'requests from pages of other sites are refused');
 }
 
 function numberOf(query: Query, name: string): number | undefined {
   const text = query.get(name);
   if (text === null) return undefined;
   const value = Number(text);
-  if (!Number.isFinite(value)) throw new Refusal(400, `${name} is not a number`);
+  if (!Number.isFinite(value)) throw new HttpError(400, `${name} is not a number`);
   return value;
 }
 
-function readBody(request: IncomingMessage): Promise<string> {
-  return new Promise((resolve, reject) => {
-    let text = '';
-    request.setEncoding('utf8');
-    request.on('data', (piece: string) => {
-      text += piece;
-      if (text.length > BODY_BYTES) {
-        reject(new Refusal(413, 'the request is too long'));
-        request.removeAllListeners('data').resume();
-      }
-    });
-    request.on('end', () => resolve(text));
-    request.on('error', reject);
-  });
-}
-
-function reasonIn(body: string): string {
-  if (body === '') return 'from the dashboard';
+/** The field `reason` of the body. */
+async function readReason(request: IncomingMessage): Promise<string> {
+  const body = await readBody(request, MAX_BODY);
+  if (body.length === 0) return UNNAMED_REASON;
   let parsed: unknown;
   try {
-    parsed = JSON.parse(body);
+    parsed = JSON.parse(body.toString());
   } catch (error) {
     if (!(error instanceof SyntaxError)) throw error;
-    throw new Refusal(400, 'the request is not JSON');
+    throw new HttpError(400, 'the request is not JSON');
   }
   const reason = (parsed as { reason?: unknown } | null)?.reason;
-  return typeof reason === 'string' && reason.trim() !== '' ? reason.slice(0, 200) : 'from the dashboard';
-}
-
-function sendJson(response: ServerResponse, value: unknown, status = 200): void {
-  const text = toJson(value);
-  response.writeHead(status, { 'Content-Type': 'application/json; charset=utf-8' });
-  response.end(text);
-}
-
-function parseUrl(path = '/'): URL {
-  try {
-    return new URL(path, 'http://dashboard');
-  } catch {
-    throw new Refusal(400, 'the path is not valid');
-  }
+  return typeof reason === 'string' && reason.trim() !== '' ? reason.slice(0, 200) : UNNAMED_REASON;
 }

@@ -4,6 +4,7 @@
  */
 import type { ServerResponse } from 'node:http';
 import { TrefoilError } from '../errors.js';
+import { EventStream, eventFrame } from '../http/event-stream.js';
 import { toJson } from '../run/json.js';
 import type { RunRow } from './answers.js';
 import { CounterWatch, parseLine } from './run-log.js';
@@ -18,16 +19,16 @@ export interface Followed {
 
 const POLL_MS = 100;
 const TABLE_MS = 1_000;
-const COMMENT_MS = 15_000;
+const KEEP_ALIVE_SECONDS = 15;
 /** A client that is further behind reads the chart anew instead. */
-const MOST_BEHIND = 4 * 1024 * 1024;
+const MAX_BEHIND = 4 * 1024 * 1024;
 
 /** Sends new rows until the client disconnects. */
 export function streamRows(response: ServerResponse, followed: readonly Followed[]): void {
-  const send = startStream(response);
+  const stream = startStream(response);
   const counters = followed.map(() => new CounterWatch());
   const look = () => {
-    if (response.writableNeedDrain) return; // a slow client: rows wait in the file
+    if (stream.isWaiting) return; // a slow client: rows wait in the file
     for (const [i, file] of followed.entries()) {
       const rows: (readonly (number | null)[])[] = [];
       const marks: unknown[] = [];
@@ -39,35 +40,38 @@ export function streamRows(response: ServerResponse, followed: readonly Followed
         if (alert) marks.push(alert);
       });
       if (!found) continue;
-      if (found.size < file.offset || found.size - file.offset > MOST_BEHIND) {
+      if (found.size < file.offset || found.size - file.offset > MAX_BEHIND) {
         file.offset = found.size;
-        send('reset', { run: i }, idOf(followed));
+        stream.send(eventFrame(toJson({ run: i }), { event: 'reset', id: idOf(followed) }));
         continue;
       }
       file.offset = found.end;
-      if (rows.length > 0 || marks.length > 0) send('rows', { run: i, rows, marks }, idOf(followed));
+      if (rows.length === 0 && marks.length === 0) continue;
+      stream.send(eventFrame(toJson({ run: i, rows, marks }), { event: 'rows', id: idOf(followed) }));
     }
   };
-  repeat(response, look, POLL_MS);
+  repeat(response, stream, look, POLL_MS);
 }
 
 /** Sends the rows of the table that changed, about once a second. */
 export function streamTable(response: ServerResponse, runs: Runs): void {
-  const send = startStream(response);
+  const stream = startStream(response);
   const sent = new Map<string, string>();
+  const send = (changed: readonly RunRow[], gone: readonly string[]) =>
+    stream.send(eventFrame(toJson({ changed, gone }), { event: 'runs' }));
   const look = async () => {
     const rows = await runs.rows();
     const changed = rows.filter((row) => sent.get(row.name) !== JSON.stringify(row));
     const gone = [...sent.keys()].filter((name) => !rows.some((row) => row.name === name));
     for (const row of changed) sent.set(row.name, JSON.stringify(row));
     for (const name of gone) sent.delete(name);
-    if (changed.length > 0 || gone.length > 0) send('runs', { changed, gone });
+    if (changed.length > 0 || gone.length > 0) send(changed, gone);
     await runs.updateAlerts((row: RunRow) => {
       sent.set(row.name, JSON.stringify(row));
-      send('runs', { changed: [row], gone: [] });
+      send([row], []);
     });
   };
-  repeat(response, look, TABLE_MS);
+  repeat(response, stream, look, TABLE_MS);
 }
 
 /** The offsets of a stream in its ids: `120-4000`. */
@@ -90,23 +94,23 @@ function read(file: Followed, onLine: (line: string) => void): { end: number; si
   }
 }
 
-type Send = (event: string, data: unknown, id?: string) => void;
-
-function startStream(response: ServerResponse): Send {
-  response.writeHead(200, { 'Content-Type': 'text/event-stream; charset=utf-8' });
-  response.write('retry: 1000\n\n');
-  return (event, data, id) => {
-    if (response.destroyed) return;
-    response.write(`${id === undefined ? '' : `id: ${id}\n`}event: ${event}\ndata: ${toJson(data)}\n\n`);
-  };
+function startStream(response: ServerResponse): EventStream {
+  const stream = new EventStream(response);
+  stream.send('retry: 1000\n\n');
+  return stream;
 }
 
 /**
  * Calls `look` now and `interval` after each end of it, until the client disconnects. Comments show a proxy that the
  * stream is alive. An error ends the stream; the browser connects again.
  */
-function repeat(response: ServerResponse, look: () => void | Promise<void>, interval: number): void {
-  const comments = setInterval(() => void response.write(':\n\n'), COMMENT_MS);
+function repeat(
+  response: ServerResponse,
+  stream: EventStream,
+  look: () => void | Promise<void>,
+  interval: number,
+): void {
+  const comments = setInterval(() => stream.keepAlive(KEEP_ALIVE_SECONDS), KEEP_ALIVE_SECONDS * 1000);
   let next: NodeJS.Timeout | undefined;
   response.once('close', () => {
     clearInterval(comments);

@@ -7,7 +7,7 @@
  *
  * The stream of N tokens is a ring. An epoch is floor(N / S) windows, one after the other, and the next epoch begins
  * where the last one ended. The fewer than S tokens that do not fill a window at the end of an epoch are therefore the
- * first of the next one: nothing is padded or left out, and after any number of epochs the numbers of times that two
+ * first of the next one: the stream is never padded or cut, and after any number of epochs the numbers of times that two
  * tokens were targets differ by at most one. Window borders move from epoch to epoch.
  *
  * The windows of an epoch are visited in the order of a seeded permutation, a different one for each epoch.
@@ -30,7 +30,7 @@ export interface Batch {
   readonly cuSeqlens: Int32Array;
   /** Identifies the data of each row, for diagnosis. */
   readonly sampleIds: number[];
-  /** Of the first row. */
+  /** Epoch of the first row. */
   readonly epoch: number;
 }
 
@@ -41,7 +41,7 @@ export interface Packing {
 }
 
 /**
- * One row per address. Rows from `counted` on are padding: all their targets are ignored, so that every batch has the same
+ * One row per address. `targetCount` is what counts. Rows from `counted` on are padding: all their targets are ignored, so that every batch has the same
  * shape and no sample counts twice.
  */
 export function packBatch(

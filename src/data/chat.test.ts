@@ -59,3 +59,51 @@ describe('applyChatTemplate', () => {
     );
   });
 });
+
+describe('the template of a stranger', () => {
+  const render = (source: string) => {
+    const chat = { templates: new Map([['default', source]]), variables: {} };
+    return applyChatTemplate({ ...tokenizer, chat }, messages);
+  };
+  const doubled = (text: string) => `${text}${'{% set x = x ~ x %}'.repeat(60)}`;
+  const nested = (depth: number) => '{% for a in range(1000) %}'.repeat(depth) + '{% endfor %}'.repeat(depth);
+
+  it.each([
+    ['a range of a billion', '{% for a in range(1000000000) %}x{% endfor %}', 'list of more than 1000000 items'],
+    ['an endless range', '{{ range(0, 1, 0.0000001) | length }}', 'list of more than 1000000 items'],
+    ['nested loops', nested(4), 'use another one'],
+    ['nested loops that print', nested(3).replace('{% endfor %}', 'x{% endfor %}'), 'use another one'],
+    ['a text that doubles', doubled('{% set x = "12345678" %}'), 'text of more than'],
+    ['a list that doubles', `{% set x = [1,2,3,4] %}${'{% set x = x + x %}'.repeat(60)}`, 'items'],
+    [
+      'a list of lists, printed',
+      `{% set x = [1] %}${'{% set x = [x,x,x,x] %}'.repeat(30)}{{ x | tojson }}`,
+      'more than',
+    ],
+    [
+      'replacements',
+      `{% set x = "a" | replace("a", "${'b'.repeat(999)}") %}{% set x = x | replace("b", x) | replace("b", x) %}{{ x | replace("b", x) }}`,
+      'use another one',
+    ],
+    ['an indent', '{{ "a\\nb\\nc" | indent(500000000) }}', 'use another one'],
+    ['a macro that calls itself', '{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}', 'chat template'],
+    [
+      'a macro that calls itself twice',
+      '{% macro f(n) %}{% if n > 0 %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}',
+      'use another one',
+    ],
+    ['parentheses', `{{ ${'('.repeat(100_000)}1${')'.repeat(100_000)} }}`, 'use another one'],
+  ])('ends in one line: %s', (_, source, reason) => {
+    const started = performance.now();
+    expect(() => render(source)).toThrow(UsageError);
+    expect(performance.now() - started).toBeLessThan(4000); // it is 1 s and less on an idle machine
+    expect(() => render(source)).toThrow(reason);
+  });
+
+  it('has the functions of transformers', () => {
+    expect(render('{{ range(3) }} {{ range(5, 1, -2) | length }} {{ True and not False }}')).toBe('[0, 1, 2] 2 true');
+    expect(render('{{ strftime_now("%Y") }}')).toBe(String(new Date().getFullYear()));
+    expect(render('{{ strftime_now("%d %b %Y %H:%M %%") }}')).toMatch(/^\d\d [A-Z][a-z]{2} \d{4} \d\d:\d\d %$/);
+    expect(() => render('{{ raise_exception("no") }}')).toThrow('chat template: no');
+  });
+});

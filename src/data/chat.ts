@@ -1,6 +1,6 @@
 /** Conversations as the text and tokens that a chat model was trained on, through the Jinja template of its tokenizer. */
-import { Template } from '@huggingface/jinja';
 import { UsageError } from '../errors.js';
+import { LimitedTemplate } from './chat-template.js';
 import type { ChatTemplates, Tokenizer } from './tokenizer.js';
 
 /** A turn of a conversation. Templates may use further keys, such as `tool_calls`. */
@@ -33,7 +33,7 @@ export function applyChatTemplate(
   const source = chat?.templates.get(template);
   if (chat === undefined || source === undefined) throw noTemplate(tokenizer, template);
   try {
-    return compile(chat, template, source).render({
+    const values = {
       // Templates test `if tools`, and `is not none`: both variables are always passed by transformers.
       tools: null,
       documents: null,
@@ -41,9 +41,15 @@ export function applyChatTemplate(
       messages,
       add_generation_prompt: addGenerationPrompt,
       ...variables,
-    });
+    };
+    return compile(chat, template, source).render(values, messages.length);
   } catch (error) {
-    throw new UsageError(`chat template: ${(error as Error).message}`, { cause: error });
+    // The stack, or the length of a string.
+    const isTooLarge = error instanceof RangeError;
+    const reason = isTooLarge
+      ? 'it is nested too deeply, or its text is too long; use another one'
+      : (error as Error).message;
+    throw new UsageError(`chat template: ${reason}`, { cause: error });
   }
 }
 
@@ -72,11 +78,11 @@ function noTemplate(tokenizer: Tokenizer, name: string): UsageError {
 }
 
 // Parsing takes longer than rendering, and a server renders the same template for every request.
-const compiledTemplates = new WeakMap<ChatTemplates, Map<string, Template>>();
+const compiledTemplates = new WeakMap<ChatTemplates, Map<string, LimitedTemplate>>();
 
-function compile(chat: ChatTemplates, name: string, source: string): Template {
-  const known = compiledTemplates.get(chat) ?? new Map<string, Template>();
-  const template = known.get(name) ?? new Template(source);
+function compile(chat: ChatTemplates, name: string, source: string): LimitedTemplate {
+  const known = compiledTemplates.get(chat) ?? new Map<string, LimitedTemplate>();
+  const template = known.get(name) ?? new LimitedTemplate(source);
   compiledTemplates.set(chat, known.set(name, template));
   return template;
 }

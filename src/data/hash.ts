@@ -33,6 +33,7 @@ export const Purpose = {
   storiesValidation: 12,
   storiesEvaluation: 13,
   chatValidation: 14,
+  longEvaluation: 15,
 } as const;
 
 const ROUNDS = 8;

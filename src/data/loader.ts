@@ -4,10 +4,11 @@
  * `StreamLoader`.
  */
 
+import { type CamelKeys, snakeKeys } from '../config/casing.js';
 import { ignoredPath, isOneOf, readsPath, STREAMED_SOURCES } from '../config/data-sources.js';
 import { parseConfig } from '../config/parse.js';
 import type { Config, ConfigInput } from '../config/schema.js';
-import { UsageError } from '../errors.js';
+import { type TrefoilError, UsageError } from '../errors.js';
 import type { Batch } from './batch.js';
 import { NumberedLoader } from './pipeline/numbered-loader.js';
 import { openNumberedSource } from './pipeline/numbered-source.js';
@@ -29,6 +30,8 @@ export interface Loader {
   readonly vocabSize: number;
   /** The name of what the batches come from now, if it may differ from `data.source`: `synthetic` replaces a failed source. */
   readonly source?: string | undefined;
+  /** Continues on synthetic tokens (`data.synthetic_on_fail`), once; the position stays. All ranks call it together. */
+  fallBack?(error: TrefoilError): void;
   /** Training tokens; Infinity for streamed and generated data, as is samplesPerEpoch. */
   readonly tokensPerEpoch: number;
   readonly samplesPerEpoch: number;
@@ -40,7 +43,7 @@ export interface Loader {
   ready?(batches: number): Promise<void>;
   /** Whether `ready(batches)` would return at once. */
   isReady?(batches: number): boolean;
-  /** The next batches, before `next` returns them; empty if fewer than `batches` are ready. */
+  /** The next batches: the objects that `next` will return, so that they can be told apart. Empty if fewer are ready. */
   lookAhead?(batches: number): readonly Batch[];
   /** Like `ready`, for `evalBatches(batches)`. */
   readyToEvaluate?(batches: number): Promise<void>;
@@ -58,6 +61,11 @@ export interface Loader {
   evalBatches(count: number): Iterable<Batch>;
   /** Stops reading and frees buffers and threads. */
   close(): void;
+}
+
+/** Whether synthetic tokens can still replace the source of a loader. */
+export function canFallBack(loader: Loader): boolean {
+  return loader.fallBack !== undefined && loader.source !== 'synthetic';
 }
 
 /** A loader of a source: its position has a documented form. */
@@ -80,7 +88,7 @@ export interface OpenOptions {
   /** Default 0 of 1. */
   readonly rank?: number | undefined;
   readonly world?: number | undefined;
-  /** What `evalBatches` covers: the validation part (default), or the whole source, every target once. */
+  /** The part that `evalBatches` covers: the validation part (default), or the whole source, every target once. */
   readonly evaluate?: 'validation' | 'all' | undefined;
   /** HF_ENDPOINT, HF_TOKEN and TREFOIL_CACHE are read from it. Default: that of the process. */
   readonly environment?: Readonly<Record<string, string | undefined>> | undefined;
@@ -96,31 +104,27 @@ export interface OpenOptions {
   readonly onWarning?: ((line: string) => void) | undefined;
 }
 
-/** The keys of the config's `data` section, so `{ ...config.data }` is accepted, with the shapes of its `train` section. */
-export interface LoaderOptions extends Omit<NonNullable<ConfigInput['data']>, 'path'>, OpenOptions {
+/** The keys of a config's `data` section in camelCase (docs/reference/config.md), and the shape of a batch. */
+export interface LoaderOptions extends CamelKeys<Omit<NonNullable<ConfigInput['data']>, 'path'>>, OpenOptions {
   /** A file, folder or glob, or several. */
   readonly path?: string | readonly string[] | null | undefined;
   /** Tokens of a sample. Default 2048. */
-  readonly seq_len?: number | undefined;
+  readonly seqLen?: number | undefined;
   /** Samples of a batch. Default 1. */
-  readonly batch_size?: number | undefined;
+  readonly batchSize?: number | undefined;
 }
 
-/** A loader for programs. Takes the keys of a config, and checks them as a config is checked. */
+/** A loader for programs. Its options are checked as a config is checked. */
 export async function createLoader(options: LoaderOptions): Promise<DataLoader> {
   const { rank, world, evaluate, environment, cacheFolder, verify, onProgress, onNotice, onWarning, ...keys } = options;
-  const { seq_len, batch_size, path, ...data } = keys;
+  const { seqLen, batchSize, path, ...data } = keys;
   const paths = [path ?? []].flat();
   const config = parseConfig({
-    data: { ...withoutUndefined(data), ...(paths.length > 0 && { path: paths[0] }) },
-    train: withoutUndefined({ seq_len, batch_size }),
+    data: { ...snakeKeys(data), ...(paths.length > 0 && { path: paths[0] }) },
+    train: { seq_len: seqLen, batch_size: batchSize },
   });
   const open = { rank, world, evaluate, environment, cacheFolder, verify, onProgress, onNotice, onWarning };
   return openLoader(config, open, paths.length > 1 ? paths : undefined);
-}
-
-function withoutUndefined(value: object): object {
-  return Object.fromEntries(Object.entries(value).filter(([, entry]) => entry !== undefined));
 }
 
 /** The loader of a config. `paths` replaces `data.path` where there are several. */
@@ -139,26 +143,28 @@ export async function openLoader(
   const spec = await openCorpus({ ...corpusOptions(config, options), ...(paths && { path: paths }) });
   for (const line of describeFiles(spec)) options.onNotice?.(line);
   const count = (value: number, name: string) => `${value} ${name}${value === 1 ? '' : 's'}`;
-  options.onNotice?.(`data: ${count(spec.lanes, 'lane')}, ${count(data.workers, 'worker')}`);
   const notice = options.onNotice ?? (() => {});
-  return new StreamLoader({
+  const loader = new StreamLoader({
     spec,
     tokenizer: data.tokenizer,
-    seq_len: train.seq_len,
-    batch_size: train.batch_size,
+    sequenceLength: train.seq_len,
+    batchSize: train.batch_size,
     rank,
     world,
-    document_mask: data.document_mask,
+    documentMask: data.document_mask,
     workers: data.workers,
-    documentBatch: data.fwe_doc_batch,
-    prefetch: data.fwe_prefetch,
-    queue: Math.max(data.fwe_queue, data.fwe_warmup_batches),
+    documentBatch: data.doc_batch,
+    prefetch: data.prefetch,
+    queue: Math.max(data.queue, data.warmup_batches),
     timeout: data.loader_timeout,
     evaluate: options.evaluate,
-    ...(data.vocab_size !== null && { vocab_size: data.vocab_size }),
+    ...(data.vocab_size !== null && { vocabulary: data.vocab_size }),
     report: {
       every: data.report_docs,
-      say: (documents, bytes) => notice(`data: ${documents} documents, ${(bytes / 1e6).toFixed(1)} MB of text`),
+      say: (documents, bytes) => notice(`data: ${documents} docs processed, ${(bytes / 1e6).toFixed(1)} MB of text`),
     },
   });
+  const ahead = data.prefetch ? `up to ${loader.batchesAhead} batches read ahead` : 'no batch read ahead';
+  notice(`data: ${count(spec.lanes, 'lane')}, ${count(data.workers, 'worker')}, ${ahead}`);
+  return loader;
 }

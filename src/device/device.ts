@@ -10,8 +10,12 @@ import type { MemoryPool } from './pool.js';
 /** The kinds of devices. */
 export type DeviceKind = 'cpu' | 'cuda';
 
-/** A block of device memory. `address` is valid on its device only. */
-export interface Block {
+/**
+ * A block of device memory. `address` is valid on its device only.
+ *
+ * @opaque
+ */
+export interface MemoryBlock {
   readonly address: bigint;
   readonly bytes: number;
 }
@@ -51,16 +55,19 @@ export function expectDevice(device: Device, value: Addressable | StructArgument
 }
 
 /** One argument type of a kernel. */
-export type Argument<K> = K extends 'ptr' ? Addressable | null : K extends 'struct' ? StructArgument : number;
+export type KernelArgument<K> = K extends 'ptr' ? Addressable | null : K extends 'struct' ? StructArgument : number;
+/** Kinds of the arguments of a kernel, in their order. */
 export type Signature = readonly ArgumentKind[];
+/** Signatures of kernels by name. */
 export type Signatures = Readonly<Record<string, Signature>>;
 /** Argument types of a kernel. */
-export type Arguments<S extends Signature> = { -readonly [I in keyof S]: Argument<S[I]> };
+export type Arguments<S extends Signature> = { -readonly [I in keyof S]: KernelArgument<S[I]> };
 /** Callable kernels by name. */
 export type Kernels<S extends Signatures> = {
   readonly [Name in keyof S]: (...values: Arguments<S[Name]>) => void;
 };
 
+/** Options of `defineKernels`. */
 export interface KernelOptions<S extends Signatures> {
   /** Creates the CUDA launchers of the same functions (the operation's cuda.ts). */
   readonly cuda?: (cuda: CudaRuntime) => Kernels<S>;
@@ -86,6 +93,8 @@ export function defineKernels<const S extends Signatures>(
 
 /** Device memory in use. */
 export interface MemoryUse {
+  /** Memory of the tensors that exist now. */
+  readonly usedBytes: number;
   readonly peakBytes: number;
   readonly reservedBytes: number;
 }

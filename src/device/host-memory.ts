@@ -6,7 +6,7 @@ import type { Device } from './device.js';
 /** Memory of the host. */
 export interface HostMemory {
   readonly bytes: Uint8Array;
-  /** Of pinned memory; 0 for memory of the JavaScript engine. */
+  /** Address of pinned memory; 0 for memory of the JavaScript engine. */
   readonly address: bigint;
   /** Starts to copy its first bytes to the device; returns a function that waits until it may be changed. */
   upload(to: bigint, bytes: number): () => void;

@@ -22,7 +22,7 @@ import {
 import { dirname, join } from 'node:path';
 import type { Environment } from '../environment.js';
 import { ExitCode, TrefoilError, UsageError } from '../errors.js';
-import { cacheFolder, ensureFolder } from '../files.js';
+import { cacheFolder, ensureFolder, othersWith } from '../files.js';
 
 /** The folder of compiled kernels. */
 export function kernelCacheFolder(environment: Environment): string {
@@ -194,19 +194,12 @@ export class KernelCache {
 
 /** Refuses what another user than this one or root owns or can write. */
 function expectOwned(path: string): void {
-  const own = process.getuid?.();
-  if (own === undefined) return; // Windows has neither owners nor modes in this sense
-  const { uid, mode } = statSync(path);
-  const remedy = 'or set TREFOIL_CACHE to a folder of your own';
-  if (uid !== own && uid !== 0)
-    throw new UsageError(
-      `the kernel cache ${path} belongs to another user (uid ${uid}), and its files are executed: delete it, ${remedy}`,
-    );
-  if ((mode & 0o022) !== 0)
-    throw new UsageError(
-      `the kernel cache ${path} can be written by other users, and its files are executed: ` +
-        `if you trust its files run \`chmod go-w ${path}\`, otherwise delete it, ${remedy}`,
-    );
+  const others = othersWith(path);
+  if (others === null) return;
+  throw new UsageError(
+    `the kernel cache ${path} ${others}, and its files are executed: if you trust its files run \`chmod go-w ${path}\` ` +
+      '(or chown it), otherwise delete it, or set TREFOIL_CACHE to a folder of your own',
+  );
 }
 
 function compilerHash(compiler: string): string {

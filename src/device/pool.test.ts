@@ -1,6 +1,6 @@
 import { describe, expect, it } from 'vitest';
 import fc from '../testing/properties.js';
-import type { Block } from './device.js';
+import type { MemoryBlock } from './device.js';
 import { MemoryPool } from './pool.js';
 
 /** An allocator that counts, and throws when it frees what it did not allocate. */
@@ -98,7 +98,7 @@ describe('MemoryPool', () => {
       fc.property(fc.array(call, { maxLength: 200 }), (calls) => {
         const system = fakeSystem();
         const pool = new MemoryPool(system);
-        const held: Block[] = [];
+        const held: MemoryBlock[] = [];
         for (const step of calls) {
           if (step === 'trim') pool.trim();
           else if ('take' in step) held.push(pool.take(step.take));

@@ -2,9 +2,13 @@
  * Memory pool of a device. Freed blocks are kept and reused, so a training step in steady state allocates nothing from the
  * system: `systemAllocations` stops growing.
  */
-import type { Block } from './device.js';
+import type { MemoryBlock } from './device.js';
 
-/** Allocates device memory from the system. */
+/**
+ * Allocates device memory from the system.
+ *
+ * @opaque
+ */
 export interface Allocator {
   /** Reserves memory of the device and returns its address. */
   allocate(bytes: number): bigint;
@@ -44,19 +48,19 @@ function bucketSize(bytes: number): number {
 /** Allocates device memory and reuses freed blocks. */
 export class MemoryPool {
   readonly #allocator: Allocator;
-  readonly #free = new Map<number, Block[]>();
+  readonly #free = new Map<number, MemoryBlock[]>();
   #bytesInUse = 0;
   #bytesReserved = 0;
   #peakBytesInUse = 0;
   #systemAllocations = 0;
-  #allocations: Map<Block, Allocation> | null = null;
+  #allocations: Map<MemoryBlock, Allocation> | null = null;
 
   constructor(allocator: Allocator) {
     this.#allocator = allocator;
   }
 
   /** A block of at least this size: a returned one if there is one, otherwise a new one. */
-  take(bytes: number): Block {
+  take(bytes: number): MemoryBlock {
     const size = bucketSize(bytes);
     const reused = this.#free.get(size)?.pop();
     const block = reused ?? { address: this.#allocator.allocate(size), bytes: size };
@@ -71,7 +75,7 @@ export class MemoryPool {
   }
 
   /** Returns a block to the pool. */
-  give(block: Block): void {
+  give(block: MemoryBlock): void {
     this.#bytesInUse -= block.bytes;
     this.#allocations?.delete(block);
     const list = this.#free.get(block.bytes);

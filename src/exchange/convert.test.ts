@@ -1,18 +1,18 @@
 /** `trefoil convert --sparse`: the converted model starts equal to the dense one, and bad input writes nothing. */
-import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync, truncateSync } from 'node:fs';
+import { existsSync, mkdtempSync, readdirSync, rmSync, truncateSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { fileURLToPath } from 'node:url';
 import { afterAll, describe, expect, it } from 'vitest';
 import { runCli } from '../cli/testing/run.js';
 import { loadConfig } from '../config/load.js';
 import { prefill, readTokens } from '../infer/decode.js';
-import { loadModel, writeFinalModel } from '../infer/load-model.js';
+import { loadModel, writeFinalModel } from '../infer/load.js';
 import { DecodeCache } from '../model/cache.js';
 import { LanguageModel } from '../model/language-model.js';
 import { modelShape } from '../model/shape.js';
 import { readSafetensors, toFloat64 } from '../run/safetensors.js';
 import { cpu } from '../testing/devices.js';
+import { denseGoldenModels } from '../testing/golden.js';
 import { runTraining, tinyConfig } from '../testing/run.js';
 import { LLAMA, writeHfFolder } from './testing/hf-folder.js';
 import { distance, logitsOf } from './testing/logits.js';
@@ -166,22 +166,8 @@ describe('refusals are one line and write nothing', () => {
   });
 });
 
-const GOLDEN = fileURLToPath(new URL('../../../shared/golden/hf/', import.meta.url));
-const DENSE = existsSync(GOLDEN)
-  ? readdirSync(GOLDEN).filter((name) => {
-      const path = join(GOLDEN, name, 'config.json');
-      return existsSync(path) && /"(Llama|Qwen2|Qwen3|Mistral)ForCausalLM"/.test(readFileSync(path, 'utf8'));
-    })
-  : [];
-
-describe('golden folders of transformers', () => {
-  it('are here', ({ skip }) => {
-    if (DENSE.length === 0) skip(`${GOLDEN} is not present: it is not part of the repository`);
-    expect(DENSE.length).toBeGreaterThanOrEqual(7);
-  });
-
-  it.each(DENSE)('exact start of %s: the logits of transformers', async (name) => {
-    const folder = join(GOLDEN, name);
+describe('golden models', () => {
+  it.each(denseGoldenModels())('exact start of %s: its golden logits', async (_name, folder) => {
     const golden = readSafetensors(join(folder, 'golden.safetensors')).tensors;
     const values = (tensor: string) => toFloat64(golden.get(tensor)!);
     const sparse = await convert(folder);
@@ -193,7 +179,7 @@ describe('golden folders of transformers', () => {
       const chosen = [...rows].flatMap((row) => Array.from(found.subarray(row * width, (row + 1) * width)));
       expect(distance(chosen, values(`logits_${count}`)), `${count} tokens`).toBeLessThan(2e-5);
     }
-    const long = tokens(1000, 150);
+    const long = tokens(1000, 48);
     expect(distance(logitsOf(sparse, long), logitsOf(folder, long))).toBeLessThan(1e-5);
   });
 });

@@ -32,7 +32,7 @@ export interface ConvertOptions {
   readonly onProgress?: OnProgress;
 }
 
-/** What was written. */
+/** Report of a conversion. */
 export interface ConvertReport {
   readonly parameters: number;
   readonly bytes: number;

@@ -1,4 +1,4 @@
-/** Models of transformers in, out and in direct use: small folders made here, and the golden ones where they are present. */
+/** Models of transformers in, out and in direct use: small folders made here, and golden ones. */
 import { execFileSync } from 'node:child_process';
 import {
   cpSync,
@@ -14,21 +14,19 @@ import {
 } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { fileURLToPath } from 'node:url';
 import { afterAll, describe, expect, it } from 'vitest';
 import { runCli } from '../cli/testing/run.js';
 import { parseConfig } from '../config/parse.js';
 import { prefill, readTokens } from '../infer/decode.js';
-import { loadModel, writeFinalModel } from '../infer/load-model.js';
+import { loadModel, writeFinalModel } from '../infer/load.js';
 import { DecodeCache } from '../model/cache.js';
 import { LanguageModel } from '../model/language-model.js';
 import { modelShape } from '../model/shape.js';
-import { sparseLayout } from '../ops/attention/nsa.js';
-import { Sequences } from '../ops/common/sequences.js';
 import { embedding } from '../ops/embedding/op.js';
 import { readSafetensors, toFloat64, writeSafetensors } from '../run/safetensors.js';
 import { Tape } from '../tensor/tape.js';
 import { cpu } from '../testing/devices.js';
+import { denseGoldenModels, GOLDEN_REFERENCE, SHARED_GOLDEN, sharedGoldenAbsence } from '../testing/golden.js';
 import { LLAMA, writeHfFolder } from './testing/hf-folder.js';
 import { hfReferenceLogits } from './testing/hf-reference.js';
 import { distance, logitsOf } from './testing/logits.js';
@@ -370,22 +368,15 @@ describe('eval logits', () => {
   });
 });
 
-const GOLDEN = fileURLToPath(new URL('../../../shared/golden/hf/', import.meta.url));
-const DENSE = existsSync(GOLDEN)
-  ? readdirSync(GOLDEN).filter((name) => {
-      const path = join(GOLDEN, name, 'config.json');
-      return existsSync(path) && /"(Llama|Qwen2|Qwen3|Mistral)ForCausalLM"/.test(readFileSync(path, 'utf8'));
-    })
-  : [];
-
-describe('golden folders of transformers', () => {
-  it('are here', ({ skip }) => {
-    if (DENSE.length === 0) skip(`${GOLDEN} is not present: it is not part of the repository`);
-    expect(DENSE.length).toBeGreaterThanOrEqual(7);
+describe('golden models', () => {
+  it('of the repository and of transformers are present', ({ skip }) => {
+    expect(denseGoldenModels().length).toBeGreaterThanOrEqual(3);
+    const absence = sharedGoldenAbsence('hf');
+    if (absence) skip(absence);
+    expect(denseGoldenModels().length).toBeGreaterThanOrEqual(10);
   });
 
-  describe.each(DENSE)('%s', (name) => {
-    const folder = join(GOLDEN, name);
+  describe.each(denseGoldenModels())('%s', (_name, folder) => {
     const golden = readSafetensors(join(folder, 'golden.safetensors')).tensors;
     const values = (tensor: string) => toFloat64(golden.get(tensor)!);
     const tokens = (count: number) => Array.from(values(`input_ids_${count}`));
@@ -402,19 +393,15 @@ describe('golden folders of transformers', () => {
       using loaded = loadModel(cpu(), folder, 'f32');
       const { model } = loaded;
       const tape = new Tape(cpu(), { record: false });
-      const sequences = new Sequences(cpu(), [7]);
-      const layout = sparseLayout(sequences, model.shape.nsa);
       let x = embedding(tape, model.embedding.value, tape.from(tokens(7), [7], 'i32'), 'f32');
       model.blocks.forEach((block, i) => {
         expect(distance(x.read(), values(`hidden_7.${i}`)), `before layer ${i}`).toBeLessThan(2e-5);
-        x = block.forward(tape, x, { layout });
+        x = block.forward(tape, x, { lengths: [7] });
       });
       expect(distance(x.read(), values(`hidden_7.${model.blocks.length}`))).toBeLessThan(2e-5);
-      const last = model.hidden(tape, tape.from(tokens(7), [7], 'i32'), { layout });
+      const last = model.hidden(tape, tape.from(tokens(7), [7], 'i32'), { lengths: [7] });
       expect(distance(last.read(), values('hidden_7.final'))).toBeLessThan(2e-5);
       tape.end();
-      layout.free();
-      sequences.free();
     });
 
     it('greedy tokens, and decoding equals prefilling', () => {
@@ -448,22 +435,24 @@ describe('golden folders of transformers', () => {
       expect(weights(again).equals(weights(imported))).toBe(true);
       expect(logitsOf(again, tokens(33))).toEqual(logitsOf(folder, tokens(33)));
     });
+  });
 
-    it('an exported folder is read by the checker of the golden cases', async ({ skip }) => {
-      const checker = join(GOLDEN, 'tools', 'verify_numpy.py');
-      try {
-        execFileSync('python3', ['-c', 'import numpy'], { stdio: 'ignore' });
-      } catch {
-        skip('python3 with numpy is not installed');
-      }
-      const exported = fresh('exported');
-      expect((await runCli(['export', 'hf', folder, '--out', exported])).code).toBe(0);
-      cpSync(join(folder, 'golden.safetensors'), join(exported, 'golden.safetensors'));
-      const text = execFileSync('python3', [checker, exported], { encoding: 'utf8' });
-      const errors = [...text.matchAll(/(\d\.\d+e[-+]\d+)/g)].map(([number]) => Number(number));
-      expect(errors.length, text).toBeGreaterThan(0);
-      expect(Math.max(...errors), text).toBeLessThan(3e-4);
-    });
+  it('exported folders have the golden results in numpy', async ({ skip }) => {
+    try {
+      execFileSync('python3', ['-c', 'import numpy'], { stdio: 'ignore' });
+    } catch {
+      skip('python3 with numpy is not installed (Debian: apt-get install python3-numpy)');
+    }
+    const exported: string[] = [];
+    for (const [name, folder] of denseGoldenModels()) {
+      exported.push(fresh('exported'));
+      expect((await runCli(['export', 'hf', folder, '--out', exported.at(-1)!])).code, name).toBe(0);
+      cpSync(join(folder, 'golden.safetensors'), join(exported.at(-1)!, 'golden.safetensors'));
+    }
+    const text = execFileSync('python3', [GOLDEN_REFERENCE, 'check', ...exported], { encoding: 'utf8' });
+    const errors = [...text.matchAll(/(\d\.\d+e[-+]\d+)/g)].map(([number]) => Number(number));
+    expect(errors, text).toHaveLength(2 * exported.length);
+    expect(Math.max(...errors), text).toBeLessThan(3e-4);
   });
 });
 
@@ -477,12 +466,13 @@ interface GoldenChat {
 }
 
 describe('golden chats of transformers', () => {
-  const folder = join(GOLDEN, 'llama3-tied');
+  const folder = join(SHARED_GOLDEN, 'hf/llama3-tied');
   const file = join(folder, 'generate_golden.json');
   const chats: GoldenChat[] = existsSync(file) ? JSON.parse(readFileSync(file, 'utf8')).cases : [];
 
   it('are here', ({ skip }) => {
-    if (chats.length === 0) skip(`${file} is not present: it is not part of the repository`);
+    const absence = sharedGoldenAbsence('hf/llama3-tied/generate_golden.json');
+    if (absence) skip(absence);
     expect(chats.length).toBeGreaterThanOrEqual(5);
   });
 

@@ -97,7 +97,7 @@ function writeJson(path: string, value: unknown): void {
   writeFileAtomic(path, `${JSON.stringify(value, null, 2)}\n`);
 }
 
-/** What no architecture can express; null if nothing. */
+/** The first feature that no architecture can express; null if nothing. */
 function inexpressibleInAll(shape: ModelShape): string | null {
   if (shape.mlp !== 'swiglu') return `the model has a feed-forward without a gate (model.mlp ${shape.mlp})`;
   if (shape.dK !== shape.dV)

@@ -10,6 +10,7 @@ import {
   fileError,
   fsyncDir,
   leftBehind,
+  namesFile,
   namesIn,
   statOrUndefined,
 } from '../files.js';
@@ -31,10 +32,11 @@ const COMPANIONS = [
 ];
 
 /** The largest tokenizers have a quarter of a million tokens: some 30 MB. */
-const TOKENIZER_BYTES = 512 << 20;
+const TOKENIZER_BYTES = 64 << 20;
 
 /** Fills a folder under another name and renames it when `fill` is done; after an error nothing is left. */
 export function writeFolder<T>(out: string, fill: (folder: string) => T): T {
+  if (namesFile(out)) throw new UsageError(`${out}: the result is a folder; give a name without an extension`);
   const path = resolve(out);
   if (statOrUndefined(path) && (!statOrUndefined(path)?.isDirectory() || namesIn(path).length > 0))
     throw new UsageError(`${out}: exists already; choose a new folder`);
@@ -58,7 +60,7 @@ export function writeFolder<T>(out: string, fill: (folder: string) => T): T {
 /** Copies what belongs to the tokenizer; returns the names. */
 export function copyCompanions(from: string, to: string): string[] {
   const present = COMPANIONS.filter((name) => statOrUndefined(join(from, name))?.isFile());
-  for (const name of present) copyFile(join(from, name), join(to, name));
+  for (const name of present) copyFile(join(from, name), join(to, name), { links: 'in model' });
   return present;
 }
 
@@ -69,7 +71,7 @@ export function copyTokenizer(tokenizer: string, to: string): string[] {
   const copied = copyCompanions(dirname(tokenizer), to);
   // A tokenizer may have any name, and lie beside one with the usual name.
   if (basename(tokenizer) === TOKENIZER || !statOrUndefined(tokenizer)) return copied;
-  copyFile(tokenizer, join(to, TOKENIZER));
+  copyFile(tokenizer, join(to, TOKENIZER), { links: 'in model' });
   return [TOKENIZER, ...copied.filter((name) => name !== TOKENIZER)];
 }
 

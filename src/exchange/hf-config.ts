@@ -9,7 +9,7 @@ import type { ModelOrigin } from '../model/model-config.js';
 import { yarnAttentionFactor } from '../ops/rope/frequencies.js';
 import { FLA, fromFla, isNsa, LLAMA_NSA, nsaKeys, unsupportedInFla } from './nsa-config.js';
 
-/** What the architectures differ in, and the values that transformers assumes for missing keys. */
+/** Differences between the architectures, and the values that transformers assumes for missing keys. */
 interface Architecture {
   readonly kvHeads: (heads: number) => number;
   readonly headDim: (hidden: number, heads: number) => number;
@@ -78,7 +78,7 @@ const ARCHITECTURES: Readonly<Record<string, Architecture>> = {
 
 const NAMES = Object.keys(ARCHITECTURES).join(', ');
 
-/** What this program lacks for architectures that people are likely to try, by a part of their names. */
+/** Missing features for architectures that people are likely to try, by a part of their names. */
 const UNSUPPORTED: readonly (readonly [RegExp, string])[] = [
   [/moe|mixtral|deepseekv[23]|granitemoe/i, 'layers of experts (MoE)'],
   [/gemma/i, 'norms with an offset, GELU and scaled embeddings'],
@@ -146,7 +146,7 @@ type ModelKeys = NonNullable<ConfigInput['model']>;
 /** A foreign model in the terms of a config. */
 export interface HfModelConfig {
   readonly model: ModelKeys;
-  /** Of a sparse model; empty for a dense one. */
+  /** Settings of a sparse model; empty for a dense one. */
   readonly nsa: NonNullable<ConfigInput['nsa']>;
   /** Rows of the embedding. */
   readonly vocabulary: number;

@@ -10,6 +10,7 @@ import { UsageError } from '../errors.js';
 import { statOrUndefined } from '../files.js';
 import { inFile, type ModelOrigin, readJson } from '../model/model-config.js';
 import { type ModelShape, modelShape } from '../model/shape.js';
+import type { RowsInFile } from '../ops/linear/packed.js';
 import {
   dtypeBytes,
   openSafetensors,
@@ -31,11 +32,13 @@ export const HF_FILES = {
 
 const FLOATS: readonly SafeDtype[] = ['F32', 'BF16', 'F16'];
 /** An index lists every tensor: a few hundred bytes each. */
-const INDEX_BYTES = 64 << 20;
+const INDEX_BYTES = 16 << 20;
+/** The largest models come in some hundred files. */
+const MAX_FILES = 1000;
 
 const indexSchema = z.looseObject({ weight_map: z.record(z.string(), z.string()) });
 
-/** What a folder describes, without its weights. */
+/** The model that a folder describes, without its weights. */
 export interface HfModel {
   readonly folder: string;
   readonly shape: ModelShape;
@@ -87,12 +90,16 @@ export class HfWeights implements TensorSource {
     const index = join(folder, HF_FILES.index);
     const listed = statOrUndefined(index) ? readIndex(index) : null;
     const names = listed ? [...new Set(listed.values())].sort() : [HF_FILES.weights];
+    if (names.length > MAX_FILES)
+      throw new UsageError(
+        `${index}: names ${names.length} files, more than the ${MAX_FILES} of any model; download it again`,
+      );
     const files: SafetensorsFile[] = [];
     try {
       for (const name of names) {
         const path = join(folder, name);
         if (!statOrUndefined(path)) throw new UsageError(`${path}: is missing${listed ? `; ${index} names it` : ''}`);
-        files.push(openSafetensors(path));
+        files.push(openSafetensors(path, { links: 'in model' }));
       }
       this.#files = files;
       this.#fileOf = locate(files, listed, index);
@@ -112,6 +119,11 @@ export class HfWeights implements TensorSource {
       at += piece.length;
     }
     return { dtype, shape: [...shape], data };
+  }
+
+  parts(name: string): readonly RowsInFile[] {
+    this.#entry(name);
+    return (this.#parameters.get(name)?.parts ?? []).flatMap((part) => this.#file(part.name).parts(part.name));
   }
 
   *pieces(name: string, from: number, to: number): Generator<Uint8Array> {
@@ -191,6 +203,7 @@ function readIndex(path: string): Map<string, string> {
       file === '..' ||
       file === '.' ||
       file.includes('\\') ||
+      /\p{Cc}/u.test(file) ||
       !file.endsWith('.safetensors')
     )
       throw new UsageError(

@@ -18,7 +18,7 @@ export interface HfParameter {
   readonly parts: readonly HfPart[];
 }
 
-/** What the architectures call the same things. */
+/** Tensor names, which differ between architectures. */
 const LLAMA_NAMES = {
   embedding: 'model.embed_tokens.weight',
   attention: 'self_attn',

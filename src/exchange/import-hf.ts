@@ -10,7 +10,7 @@ import { bytesOf, HF_FILES, HfWeights, readHfModel } from './hf-folder.js';
 /** Called with the bytes written so far and with all that will be written. */
 export type OnProgress = (done: number, total: number) => void;
 
-/** What was imported. */
+/** Report of an import. */
 export interface ImportReport {
   readonly architecture: string;
   readonly parameters: number;

@@ -123,7 +123,7 @@ export function nsaArchitecture(shape: ModelShape): { architecture: string } | {
   return { architecture };
 }
 
-/** What neither architecture can express; null if nothing. */
+/** The first feature that neither architecture can express; null if nothing. */
 function inexpressibleInBoth(shape: ModelShape): string | null {
   const { nsa, nHeads, nKvGroups, qkNorm } = shape;
   const { l, d, lSel, nSel } = nsa;

@@ -2,18 +2,16 @@
 import { existsSync, mkdtempSync, readFileSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { fileURLToPath } from 'node:url';
 import { afterAll, describe, expect, it } from 'vitest';
 import { runCli } from '../cli/testing/run.js';
 import { prefill, readTokens } from '../infer/decode.js';
-import { loadModel, writeFinalModel } from '../infer/load-model.js';
+import { loadModel, writeFinalModel } from '../infer/load.js';
 import { tinyConfig, tinyModel } from '../infer/testing/tiny-model.js';
 import { DecodeCache } from '../model/cache.js';
-import { sparseLayout } from '../ops/attention/nsa.js';
-import { Sequences } from '../ops/common/sequences.js';
 import { readSafetensors, toFloat64, writeSafetensors } from '../run/safetensors.js';
 import { Tape } from '../tensor/tape.js';
 import { cpu } from '../testing/devices.js';
+import { goldenFolders, sharedGoldenAbsence } from '../testing/golden.js';
 import { parseHfConfig } from './hf-config.js';
 import { distance, logitsOf } from './testing/logits.js';
 
@@ -185,17 +183,16 @@ describe('import', () => {
   });
 });
 
-const GOLDEN = fileURLToPath(new URL('../../../shared/golden/hf/', import.meta.url));
-const PRESENT = ['fla-nsa', 'llama-nsa', 'llama-nsa-exact'].filter((name) => existsSync(join(GOLDEN, name)));
+const SPARSE = goldenFolders('config.json', /"(NSA|LlamaNSA)ForCausalLM"/);
 
-describe('golden folders', () => {
-  it('are here', ({ skip }) => {
-    if (PRESENT.length === 0) skip(`${GOLDEN} is not present: it is not part of the repository`);
-    expect(PRESENT).toHaveLength(3);
+describe('golden models', () => {
+  it('are present', ({ skip }) => {
+    const absence = sharedGoldenAbsence('hf');
+    if (absence) skip(absence);
+    expect(SPARSE).toHaveLength(3);
   });
 
-  describe.each(PRESENT)('%s', (name) => {
-    const folder = join(GOLDEN, name);
+  describe.each(SPARSE)('%s', (name, folder) => {
     const golden = readSafetensors(join(folder, 'golden.safetensors')).tensors;
     const values = (tensor: string) => Array.from(toFloat64(golden.get(tensor)!));
 
@@ -212,16 +209,12 @@ describe('golden folders', () => {
       using loaded = loadModel(cpu(), folder, 'f32');
       const { model } = loaded;
       const tape = new Tape(cpu(), { record: false });
-      const sequences = new Sequences(cpu(), [513]);
-      const layout = sparseLayout(sequences, model.shape.nsa);
       const found: number[][] = [];
       const observer = {
         selected: (_: number, selected: { read(): ArrayLike<number> }) => void found.push(Array.from(selected.read())),
       };
-      model.hidden(tape, tape.from(values('input_ids_513'), [513], 'i32'), { layout, observer });
+      model.hidden(tape, tape.from(values('input_ids_513'), [513], 'i32'), { lengths: [513], observer });
       tape.end();
-      layout.free();
-      sequences.free();
       expect(found).toHaveLength(model.shape.nLayers);
       found.forEach((blocks, layer) => void expect(blocks).toEqual(values(`blocks_513.${layer}`)));
     });

@@ -4,6 +4,7 @@
  * @packageDocumentation
  */
 
+export type { CamelCase, CamelKeys } from '../config/casing.js';
 export type { Batch } from '../data/batch.js';
 export { applyChatTemplate, type ChatMessage, type ChatTemplateOptions, encodeChat } from '../data/chat.js';
 export {
@@ -21,5 +22,6 @@ export {
   createTokenizer,
   type DecodeOptions,
   type EncodeOptions,
+  type StreamDecoder,
   type Tokenizer,
 } from '../data/tokenizer.js';

@@ -5,18 +5,26 @@
  */
 
 export type { Collectives, Reduction, Span, WireType } from '../device/collectives.js';
-export type { Environment as EnvironmentVariables } from '../environment.js';
+export type { Environment } from '../environment.js';
 export type { CheckpointState, FileDigest, Manifest } from '../run/checkpoint/read.js';
 export { type FoundCheckpoint, findCheckpoint } from '../run/checkpoint/read.js';
+export type { SavedCheckpoint, SaveOptions } from '../run/checkpoint/save.js';
 export type { CsvContent, CsvRow } from '../run/logs/csv.js';
 export { readCsv, TRAINING_CSV, VAL_CSV } from '../run/logs/csv.js';
-export type { HeartbeatFields, HeartbeatMessage } from '../run/logs/heartbeat.js';
+export type {
+  EndStatus,
+  HeartbeatFields,
+  HeartbeatMessage,
+  HeartbeatMetrics,
+  SectionName,
+} from '../run/logs/heartbeat.js';
 export { type Heartbeat, readHeartbeats } from '../run/logs/heartbeat.js';
+export type { RunMetrics } from '../run/metrics.js';
 export { type RunPaths, runPaths, writeHalt } from '../run/paths.js';
 export type { SafeDtype, SafeTensor, TensorToWrite, WriteSafetensorsOptions } from '../run/safetensors.js';
 export { readSafetensors, writeSafetensors } from '../run/safetensors.js';
-export type { Launcher as RankLauncher } from '../train/ranks/identity.js';
+export type { RankLauncher } from '../train/ranks/identity.js';
 export { type RankIdentity, resolveRank } from '../train/ranks/identity.js';
-export type { Member as WorldMember, Watched as WatchedRun } from '../train/ranks/monitor.js';
+export type { WatchedRun, WorldMember } from '../train/ranks/monitor.js';
 export type { WorldOptions } from '../train/ranks/world.js';
 export { openWorld, type World } from '../train/ranks/world.js';

@@ -7,12 +7,12 @@
 export type { NsaInputs } from '../ops/attention/reference.js';
 export { attend, attendReference } from '../verify/attend.js';
 export { type CaseFile, type CaseResult, readCase } from '../verify/case-file.js';
-export type { InputName, Shapes as CaseShapes } from '../verify/cases.js';
-export type { Check as VerifyCheck, Finding, Invariant } from '../verify/check.js';
+export type { CaseShapes, InputName } from '../verify/cases.js';
+export type { Finding, Invariant, VerifyCheck } from '../verify/check.js';
 export {
   checksFor,
-  type Row as VerifyRow,
-  type Summary as VerifySummary,
   summarize,
+  type VerifyRow,
+  type VerifySummary,
   verifyDevice,
 } from '../verify/verify.js';

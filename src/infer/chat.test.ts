@@ -47,7 +47,7 @@ describe.each(devices())('a chat on $name', ({ device, dtype }) => {
     chat.reset();
     expect(chat.messages).toEqual([{ role: 'system', content: 'S' }]);
     expect(chat.length).toBe(0);
-    chat.free();
+    await chat.free();
   });
 
   it('keeps an answer as far as it was given, and nothing of a message that does not fit', async () => {
@@ -65,7 +65,15 @@ describe.each(devices())('a chat on $name', ({ device, dtype }) => {
     expect(chat.messages).toHaveLength(2);
     await drain(chat.say('two'));
     expect(chat.messages).toHaveLength(4);
-    chat.free();
+    await chat.free();
+  });
+
+  it('answers with a document of a schema', async () => {
+    const schema = { type: 'object', properties: { a: { type: 'boolean' } }, required: ['a'] };
+    const responseFormat = { type: 'json_schema' as const, schema };
+    const chat = new Chat(source, { ...options, maxNewTokens: 20, responseFormat });
+    for (const text of ['one', 'two']) expect(JSON.parse((await drain(chat.say(text))).text)).toHaveProperty('a');
+    await chat.free();
   });
 
   it('encodes one message for a batch', () => {

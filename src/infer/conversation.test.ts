@@ -2,9 +2,9 @@ import { afterAll, describe, expect, it } from 'vitest';
 import { createTokenizer } from '../data/tokenizer.js';
 import { UsageError } from '../errors.js';
 import { devices } from '../testing/devices.js';
-import { Conversation } from './conversation.js';
+import { Conversation } from './chat.js';
 import { type GenerateOptions, type Generation, generate } from './generate.js';
-import { tinyConfig, tinyModel } from './testing/tiny-model.js';
+import { countingReads, tinyConfig, tinyModel } from './testing/tiny-model.js';
 
 const config = tinyConfig();
 const tokenizer = createTokenizer('byte');
@@ -45,8 +45,47 @@ describe.each(devices())('a conversation on $name', ({ device, dtype }) => {
     expect(talk.length).toBe(0);
     const anew = await drain(talk.say('Once'));
     if (dtype === 'f32') expect(anew.tokens).toEqual((await continued([...Buffer.from('Once')])).tokens);
-    talk.free();
+    void talk.free(); // frees the pages at once
     if (dtype === 'f32') expect(device().pool.bytesInUse).toBe(before);
+  });
+
+  it('reads only the new tokens of a turn', async () => {
+    const { model: counting, lengths } = countingReads(model);
+    const talk = new Conversation({ ...source, model: counting }, { ...options, maxNewTokens: 4 });
+    const first = await drain(talk.say('a first line of some length'));
+    lengths.length = 0;
+    await drain(talk.say('two'));
+    const unread = talk.length - first.tokens.length;
+    expect(unread).toBeGreaterThan(27);
+    // The last token of the first turn was drawn and not read.
+    if (first.finishReason === 'length') expect(lengths[0]).toBe(1 + '\ntwo'.length);
+    else expect(lengths[0]).toBeLessThanOrEqual(1 + '\ntwo'.length);
+    expect(Math.max(...lengths.slice(1), 1)).toBe(1);
+    await talk.free();
+  });
+
+  it('writes a document of a schema in every turn', async () => {
+    const schema = { type: 'object', properties: { a: { type: 'string' } }, required: ['a'] };
+    const responseFormat = { type: 'json_schema' as const, schema };
+    const talk = new Conversation(source, { ...options, maxNewTokens: 30, responseFormat });
+    for (const line of ['Once', 'and again']) {
+      const { text } = await drain(talk.say(line));
+      expect(Object.keys(JSON.parse(text))).toEqual(['a']);
+    }
+    await talk.free();
+    const refused = new Conversation(source, { ...options, responseFormat, stop: ['x'] });
+    await expect(drain(refused.say('Once'))).rejects.toThrow('together with responseFormat');
+    expect(refused.length).toBe(0);
+  });
+
+  it('goes on after a turn that was left early', async () => {
+    const talk = new Conversation(source, { ...options, sampling: { seed: 2 } });
+    for await (const _ of talk.say('Once')) break;
+    const { length } = talk;
+    expect(length).toBeGreaterThan(4);
+    const { tokens } = await drain(talk.say('more'));
+    expect(talk.length).toBe(length + '\nmore'.length + tokens.length);
+    await talk.free();
   });
 
   it('refuses what does not fit, and keeps what there is', async () => {
@@ -57,6 +96,27 @@ describe.each(devices())('a conversation on $name', ({ device, dtype }) => {
     expect(talk.length).toBe(length);
     await drain(talk.say('ok'));
     expect(talk.length).toBeGreaterThan(length);
-    talk.free();
+    await talk.free();
+  });
+
+  it('keeps no guess that was not drawn', async () => {
+    if (dtype !== 'f32' || device().kind !== 'cpu') return;
+    const wide = tinyModel(tinyConfig({ nsa: { w: 70 } }));
+    const turns = async (speculate: number, stop: readonly string[]) => {
+      const given = { ...options, maxNewTokens: 60, speculate, stop };
+      const talk = new Conversation({ ...source, model: wide }, given);
+      const results = [];
+      for (const line of ['tick tock tick tock tick tock', 'tick', 'tock tick'])
+        results.push(await drain(talk.say(line)));
+      await talk.free();
+      return results;
+    };
+    const [{ text }] = await turns(0, []);
+    // Wherever a turn stops, guesses may have been read beyond its end.
+    for (let end = 12; end < text.length; end += 3) {
+      const stop = [text.slice(end - 12, end)];
+      expect(await turns(5, stop)).toEqual(await turns(0, stop));
+    }
+    wide.free();
   });
 });

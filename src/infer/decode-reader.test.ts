@@ -1,10 +1,11 @@
 /** Which way tokens are read on a GPU, by what is launched. */
 import { describe, expect, it } from 'vitest';
+import { createTokenizer } from '../data/tokenizer.js';
 import { DecodeCache } from '../model/cache.js';
 import { headShapeOf, modelShape, sparseShapeOf } from '../model/shape.js';
 import { exportedBy, RecordingCuda } from '../testing/recording-cuda.js';
-import { contextReader } from './decode.js';
 import { DeviceDecoder } from './device-decoder.js';
+import { generate } from './generate.js';
 import { tinyConfig, tinyModel } from './testing/tiny-model.js';
 
 const config = tinyConfig({
@@ -26,22 +27,21 @@ class Gpu extends RecordingCuda {
   }
 }
 
-describe('a reader of contexts on a GPU', () => {
+describe('decoding on a GPU', () => {
   it.each([
     ['by the fused step', 40_000, true],
     ['without it where shared memory does not do', 300_000, false],
-  ])('reads one token after another %s', (_, fixed, isFused) => {
+  ])('generates one token after another %s', async (_, fixed, isFused) => {
     const device = new Gpu(fixed);
     const model = tinyModel(config, 256, 5, { device, dtype: 'bf16' });
-    const reader = contextReader(model, config, 256);
-    const context = [1, 2, 3];
-    for (const token of [4, 5, 6]) {
-      expect(reader.next([context]).logits()[0]).toHaveLength(256);
-      context.push(token);
-    }
+    // This GPU computes nothing: all logits are 0.
+    const tokenizer = { ...createTokenizer('byte'), separator: 255 };
+    const stream = generate({ model, tokenizer, config }, [1, 2, 3], { maxNewTokens: 3, sampling: { temperature: 0 } });
+    let { done, value } = await stream.next();
+    while (!done) ({ done, value } = await stream.next());
+    expect(value).toEqual({ tokens: [0, 0, 0], finishReason: 'length' });
     const steps = device.launches.filter(({ kernel }) => kernel === 'step_attention');
     expect(steps.length > 0).toBe(isFused);
-    reader.free();
     model.free();
     expect(device.pool.bytesInUse).toBe(0);
   });

@@ -1,8 +1,9 @@
 import { setImmediate } from 'node:timers/promises';
 import { afterAll, describe, expect, it } from 'vitest';
 import { UsageError } from '../errors.js';
-import { type CachedSequence, cacheBytes, DecodeCache, predictedReads } from '../model/cache.js';
+import { type CachedSequence, DecodeCache, predictedReads } from '../model/cache.js';
 import type { LanguageModel } from '../model/language-model.js';
+import { cacheBytes } from '../testing/cache-bytes.js';
 import { devices, type TestDevice } from '../testing/devices.js';
 import { relativeError } from '../testing/numbers.js';
 import { expectSameForAnyThreadCount } from '../testing/same-bytes.js';
@@ -313,11 +314,10 @@ describe.each(devices())('reads of a step on $name', (on) => {
 });
 
 describe('settings', () => {
-  it('runtime.prefill_batched and runtime.prefill_tile', () => {
+  it('runtime.prefill_tile', () => {
     const { runtime } = tinyConfig();
     expect(prefillTile({ runtime })).toBeNull();
     expect(prefillTile({ runtime: { ...runtime, prefill_tile: 64 } })).toBe(64);
-    expect(prefillTile({ runtime: { ...runtime, prefill_tile: 64, prefill_batched: false } })).toBe(1);
   });
 
   it('one sequence cannot be twice in a step', () => {

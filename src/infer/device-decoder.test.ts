@@ -4,11 +4,10 @@ import { afterAll, describe, expect, it } from 'vitest';
 import { createTokenizer } from '../data/tokenizer.js';
 import { cudaAbsence } from '../device/cuda/cuda.js';
 import type { Observer } from '../model/attention.js';
-import { type CachedSequence, cacheBytes, DecodeCache, predictedReads } from '../model/cache.js';
+import { type CachedSequence, DecodeCache, predictedReads } from '../model/cache.js';
 import type { LanguageModel } from '../model/language-model.js';
-import { sparseLayout } from '../ops/attention/nsa.js';
-import { Sequences } from '../ops/common/sequences.js';
 import { Tape } from '../tensor/tape.js';
+import { cacheBytes } from '../testing/cache-bytes.js';
 import { cpu, cuda } from '../testing/devices.js';
 import { relativeError } from '../testing/numbers.js';
 import { lastLogits, prefill } from './decode.js';
@@ -89,7 +88,7 @@ const VARIANTS: Record<string, Sections> = {
   dense: { model: { attention: 'dense' } },
 };
 
-/** What each of `count` tokens selects while `run` reads them. */
+/** The blocks that each of `count` tokens selects while `run` reads them. */
 function selectionsOf(model: LanguageModel, count: number, run: (observer: Observer) => void): TokenSelection[] {
   const { nLayers, nKvGroups, nsa } = model.shape;
   const layers: Int32Array[] = [];
@@ -117,23 +116,21 @@ function readPrompt(model: LanguageModel, tokens: readonly number[], sequence: C
 /** All tokens at once, without a cache: what each selects, and the logits after it. */
 function readWhole(model: LanguageModel, tokens: readonly number[]) {
   const { device, shape } = model;
-  const sequences = new Sequences(device, [tokens.length]);
-  const layout = sparseLayout(sequences, shape.nsa);
   const tape = new Tape(device, { record: false });
   let all = new Float32Array();
   const selections = selectionsOf(model, shape.attention === 'dense' ? 0 : tokens.length, (observer) => {
     const ids = tape.from(tokens, [tokens.length], 'i32');
     const rows = tokens.map((_, row) => row);
-    all = Float32Array.from(model.logits(tape, ids, rows, { layout, kernels: PLAIN, observer }).read());
+    all = Float32Array.from(
+      model.logits(tape, ids, rows, { lengths: [tokens.length], kernels: PLAIN, observer }).read(),
+    );
   });
   tape.end();
-  layout.blocks.free();
-  sequences.free();
   const width = all.length / tokens.length;
   return { selections, logitsAfter: (at: number) => all.subarray(at * width, (at + 1) * width) };
 }
 
-/** What the step that was launched last selected for one of its sequences. */
+/** The blocks that the last launched step selected for one of its sequences. */
 function selectionOfStep(decoder: DeviceDecoder, row: number): TokenSelection {
   const { selected } = decoder.step!;
   return selectionOf(selected.read(), selected.shape, row);

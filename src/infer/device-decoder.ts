@@ -5,7 +5,7 @@
 import type { CudaDevice } from '../device/cuda/cuda.js';
 import type { CudaGraph } from '../device/cuda/stream.js';
 import { ResultCopies } from '../device/host-memory.js';
-import type { CachedSequence, DecodeCache, Kind } from '../model/cache.js';
+import type { CachedSequence, DecodeCache, PageKind } from '../model/cache.js';
 import {
   DecodeStep,
   type DecodeStepOptions,
@@ -28,7 +28,7 @@ const SHARED_STEP = 4096;
 /** A capacity in such steps rather than doubled to this, although that fits. Longer ones decide which kernels run (spread.ts). */
 const NOT_DOUBLED = 131_072;
 /** Batch sizes whose steps are kept, with their graphs and buffers. */
-const MOST_STEPS = 8;
+const MAX_STEPS = 8;
 /** Pages are allocated for this many tokens ahead, for each sequence once in half as many steps. */
 const AHEAD_TOKENS = 64;
 
@@ -40,7 +40,7 @@ interface RecordedStep {
   graph: CudaGraph | null;
   /** Copies of what was uploaded: lengths of the sequences, and addresses of their page tables. */
   lengths: number[];
-  readonly addresses: Map<Kind, BigUint64Array>;
+  readonly addresses: Map<PageKind, BigUint64Array>;
 }
 
 export class DeviceDecoder {
@@ -200,7 +200,7 @@ export class DeviceDecoder {
     // The argmax tokens of the last step are the input of the next one.
     const carried = isSame && !isLongEnough ? (known?.step.ids.read() ?? null) : null;
     if (!isLongEnough) this.#forget(batch);
-    for (const oldest of [...this.#steps.keys()].slice(0, isLongEnough ? 0 : -MOST_STEPS + 1)) this.#forget(oldest);
+    for (const oldest of [...this.#steps.keys()].slice(0, isLongEnough ? 0 : -MAX_STEPS + 1)) this.#forget(oldest);
     const recorded = isLongEnough ? known : this.#create(sequences, longest);
     if (carried) recorded.step.ids.write(carried);
     this.#steps.delete(batch); // and set again as the most recent one

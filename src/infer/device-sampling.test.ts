@@ -1,24 +1,20 @@
 /** Tokens drawn by a GPU against those of the host's sampler. */
 import { describe, expect, it } from 'vitest';
-import { createTokenizer } from '../data/tokenizer.js';
 import { cudaAbsence } from '../device/cuda/cuda.js';
 import { cudaRuntime } from '../device/cuda/runtime.js';
 import type { Device } from '../device/device.js';
 import { SETTINGS, sampleRows, UNCERTAIN } from '../ops/sample/op.js';
 import { Tensor } from '../tensor/tensor.js';
-import { cuda } from '../testing/devices.js';
+import { cuda, reportNoGpu } from '../testing/devices.js';
 import { EmulatedCuda } from '../testing/emulated-cuda.js';
 import { randomNumbers } from '../testing/random.js';
-import { type ContextReader, contextReader } from './decode.js';
-import { extend, GeneratedSequence, StopFilter } from './generate.js';
-import { createSampler, type SamplingOptions, uniformOfDraw } from './sampler.js';
-import { tinyConfig, tinyModel } from './testing/tiny-model.js';
+import { createSampler, deviceDraws, type SamplingOptions, uniformOfDraw } from './engine/sampler.js';
 
 const emulated = new EmulatedCuda();
 const gpus: [string, () => Device][] = [['an emulated GPU', () => emulated]];
 const absence = cudaAbsence();
 if (absence === null) gpus.push(['cuda', cuda]);
-else console.log(`device sampling: no GPU here (${absence}), the kernel runs emulated`);
+else reportNoGpu(absence);
 
 /** The tokens that the GPU draws for rows of logits, each with its options; draw number 3 of each seed. */
 function drawn(device: Device, rows: readonly Float32Array[], options: readonly SamplingOptions[], vocabulary: number) {
@@ -29,10 +25,7 @@ function drawn(device: Device, rows: readonly Float32Array[], options: readonly 
     [rows.length, width],
   );
   const best = rows.map((row) => createSampler({ temperature: 0 })(row.subarray(0, vocabulary), 0));
-  const settings = options.flatMap(({ temperature = 1, topK = 0, topP = 1, minP = 0, seed = 0 }) => [
-    ...[temperature, topK, topP, minP],
-    uniformOfDraw(seed, 3),
-  ]);
+  const settings = options.flatMap((one) => deviceDraws(one)?.settings(3) ?? []);
   const uploaded = Tensor.from(device, settings, [rows.length, SETTINGS], 'f64');
   const [next, ids] = [0, 1].map(() => Tensor.from(device, best, [rows.length], 'i32'));
   const runtime = cudaRuntime(device);
@@ -113,45 +106,4 @@ describe.each(gpus)('drawing on %s', (_, device) => {
     expect(result.next[0]).not.toBe(UNCERTAIN);
     expect(result.next[3]).not.toBe(UNCERTAIN);
   });
-});
-
-it('generated texts are drawn on the GPU, with the tokens of the host', async () => {
-  const shape = { dim: 64, n_heads: 4, n_kv_groups: 2, d_k: 32, d_v: 32 };
-  const config = tinyConfig({ model: shape, nsa: { l: 8, d: 4, l_sel: 32, n_sel: 4, w: 50 } });
-  const model = tinyModel(config, 256, 5, { device: new EmulatedCuda({ multiprocessors: 8 }), dtype: 'bf16' });
-  const tokenizer = createTokenizer('byte');
-  const sampling = { temperature: 0.9, topP: 0.9, seed: 4 };
-  let transfers = 0;
-  const texts = async (wrap: (reader: ContextReader) => ContextReader) => {
-    const reader = contextReader(model, config, 256);
-    // One token: the emulator runs the kernels of decode steps only.
-    const sequences = [65, 66].map(
-      (token, i) => new GeneratedSequence(i, [token], tokenizer.createStreamDecoder(), new StopFilter([])),
-    );
-    const options = { tokenizer, vocabulary: 256, sampling, maxNewTokens: 6, maxContext: 64 };
-    for await (const _ of extend(wrap(reader), sequences, options));
-    reader.free();
-    return sequences.map(({ tokens }) => tokens);
-  };
-  const counted = (scores: ReturnType<ContextReader['next']>) => ({
-    ...scores,
-    logits: () => {
-      transfers += 1;
-      return scores.logits();
-    },
-  });
-  const onDevice = await texts((reader) => ({
-    ...reader,
-    next: (all, draws) => counted(reader.next(all, draws)),
-    free() {},
-  }));
-  expect(transfers).toBe(0);
-  const onHost = await texts((reader) => ({
-    next: (all) => ({ logits: counted(reader.next(all)).logits }),
-    free() {},
-  }));
-  expect(transfers).toBe(6);
-  expect(onDevice).toEqual(onHost);
-  expect(onDevice[0]).not.toEqual(onDevice[1]);
-  model.free();
 });

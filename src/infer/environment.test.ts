@@ -1,7 +1,7 @@
 import { expect, it } from 'vitest';
 import { UsageError } from '../errors.js';
 import { kernelOptions } from '../model/kernels.js';
-import { withEnvironment } from './environment.js';
+import { modelEnvironmentWarnings, withEnvironment } from './environment.js';
 import { tinyConfig } from './testing/tiny-model.js';
 
 const config = tinyConfig();
@@ -21,4 +21,13 @@ it('never changes the model', () => {
 it('refuses a bad value by the name of its variable', () => {
   expect(() => withEnvironment(config, { NSA_FORCE_PARITY: 'maybe' })).toThrow(UsageError);
   expect(() => withEnvironment(config, { NSA_FORCE_PARITY: 'maybe' })).toThrow('NSA_FORCE_PARITY');
+  expect(() => withEnvironment(config, { NSA_PREFILL_TILE: '-1' })).toThrow('[env NSA_PREFILL_TILE]');
+});
+
+it('names what a saved model does not read', () => {
+  const env = { NSA_PREFILL_TILE: '64', NSA_SEL_RANGES_V2: '1', NSA_USE_FA2: '0', NSA_LR: '1', NSA_ROPE_SCALE: '2' };
+  expect(modelEnvironmentWarnings({ ...env, NSA_ENV_STATIC: '1' }, 'generate')).toEqual([
+    'NSA_ENV_STATIC: no effect; the environment is always read once, at start-up',
+    'no effect on generate: NSA_LR, NSA_ROPE_SCALE',
+  ]);
 });

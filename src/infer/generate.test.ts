@@ -1,3 +1,6 @@
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 import { afterAll, describe, expect, it } from 'vitest';
 import { createTokenizer, type Tokenizer } from '../data/tokenizer.js';
 import { UsageError } from '../errors.js';
@@ -5,9 +8,9 @@ import type { LanguageModel } from '../model/language-model.js';
 import { cpu } from '../testing/devices.js';
 import { expectSameForAnyThreadCount } from '../testing/same-bytes.js';
 import { lastLogits } from './decode.js';
+import { createSampler, UnusableLogits } from './engine/sampler.js';
 import { type GenerateOptions, type Generation, generate, generateAll } from './generate.js';
-import { createSampler, UnusableLogits } from './sampler.js';
-import { tinyConfig, tinyModel } from './testing/tiny-model.js';
+import { countingReads, tinyConfig, tinyModel } from './testing/tiny-model.js';
 
 const config = tinyConfig();
 const tokenizer = createTokenizer('byte');
@@ -121,34 +124,51 @@ describe('generation', () => {
     const sampling = { temperature: 1.1, seed: 5, minP: 0.01 };
     const prompt = 'a prompt that is longer than windows and blocks of this small model';
     const wanted = await run({ sampling }, prompt);
-    for (const runtime of [
-      { prefill_tile: 8 },
-      { prefill_batched: false },
-      { selection_kernel: 'reference' as const },
-    ]) {
+    for (const runtime of [{ prefill_tile: 8 }, { prefill_tile: 1 }, { selection_kernel: 'reference' as const }]) {
       const from = { ...loaded, config: { ...config, runtime: { ...config.runtime, ...runtime } } };
       expect(await run({ sampling }, prompt, from)).toEqual(wanted);
     }
   });
 
   it('reads every token once', async () => {
-    const lengths: number[] = [];
-    const counting = new Proxy(model, {
-      get: (target, name) => {
-        if (name === 'logits')
-          return (...given: Parameters<LanguageModel['logits']>) => {
-            lengths.push(given[1].size);
-            return target.logits(...given);
-          };
-        return Reflect.get(target, name, target);
-      },
-    });
+    const { model: counting, lengths } = countingReads(model);
     const { tokens } = await run({ sampling: { seed: 6 }, maxNewTokens: 5 }, 'Once upon', {
       ...loaded,
       model: counting,
     });
     expect(tokens).toHaveLength(5);
     expect(lengths).toEqual([9, 1, 1, 1, 1]);
+  });
+
+  it('reads of a known prompt what is not in its files, and draws the same', async () => {
+    const folder = mkdtempSync(join(tmpdir(), 'trefoil-generate-'));
+    const prompt = 'a prompt of many words. '.repeat(30);
+    const options = { sampling: { seed: 6 }, maxNewTokens: 5 };
+    const expected = await run(options, prompt);
+    for (const longest of [256, prompt.length % 256]) {
+      const { model: counting, lengths } = countingReads(model);
+      const known = await run({ ...options, prefixCacheDir: folder }, prompt, { ...loaded, model: counting });
+      expect(known).toEqual(expected);
+      expect(Math.max(...lengths)).toBeLessThanOrEqual(longest);
+    }
+    rmSync(folder, { recursive: true });
+  });
+
+  it('draws the same with speculation, in fewer passes', async () => {
+    const repeating = tinyModel(tinyConfig({ nsa: { w: 70 } }));
+    const prompt = 'tick tock tick tock tick tock tick tock';
+    const passes: number[] = [];
+    const texts = [];
+    for (const speculate of [0, 6]) {
+      const { model: counting, lengths } = countingReads(repeating);
+      const options = { sampling: { temperature: 0 }, maxNewTokens: 60, speculate };
+      texts.push(await run(options, prompt, { ...loaded, model: counting }));
+      passes.push(lengths.length);
+    }
+    repeating.free();
+    expect(texts[1].tokens).toEqual(texts[0].tokens);
+    expect(texts[1].text).toBe(texts[0].text);
+    expect(passes[1]).toBeLessThan(passes[0]);
   });
 
   it('is the same for a seed and another for another', async () => {
@@ -229,7 +249,7 @@ describe('the end', () => {
   it('a prompt that fills the context is refused with both numbers', async () => {
     await expect(run({ maxContext: 4 })).rejects.toThrow(UsageError);
     await expect(run({ maxContext: 4 })).rejects.toThrow(
-      'the prompt has 4 tokens and max-context is 4: shorten the prompt, or raise maxContext (--max-context)',
+      'the prompt has 4 tokens; at most 3 fit: shorten the prompt, or raise maxContext (--max-context)',
     );
   });
 });

@@ -5,6 +5,7 @@
 import { UsageError } from '../errors.js';
 import { combine } from '../ops/attention/combine/op.js';
 import { compressAverage, compressConv, compressMlp } from '../ops/attention/compress/op.js';
+import type { AttendedWith } from '../ops/attention/coverage.js';
 import {
   joinTail,
   keepTail,
@@ -15,17 +16,12 @@ import {
 } from '../ops/attention/decode/paged/op.js';
 import { denseAttention } from '../ops/attention/dense/op.js';
 import { type GateOptions, gate, gateColumns } from '../ops/attention/gate/op.js';
-import {
-  nativeSparseAttention,
-  type SparseLayout,
-  type SparseOptions,
-  type SparseOutputs,
-} from '../ops/attention/nsa.js';
+import { nativeSparseAttention, type SparseOptions, type SparseOutputs } from '../ops/attention/nsa.js';
 import type { HeadShape, SparseShape } from '../ops/attention/shape.js';
 import { windowAttention } from '../ops/attention/window/op.js';
 import { operand, stackedOperand } from '../ops/cast/op.js';
 import type { FusedColumns } from '../ops/common/fused-columns.js';
-import type { Sequences } from '../ops/common/sequences.js';
+import { Sequences } from '../ops/common/sequences.js';
 import { largestOfGradient, normedLayerPays, usesFp8 } from '../ops/linear/fp8.js';
 import { linear, stackedLinear } from '../ops/linear/op.js';
 import { rmsnorm } from '../ops/rmsnorm/op.js';
@@ -34,9 +30,9 @@ import type { Parameter } from '../tensor/parameter.js';
 import type { ParameterStack } from '../tensor/parameter-stack.js';
 import type { Tape } from '../tensor/tape.js';
 import type { Tensor } from '../tensor/tensor.js';
-import type { CacheStep, Kind } from './cache.js';
+import type { CacheStep, PageKind } from './cache.js';
 import type { ParameterStore } from './parameters.js';
-import { denseTile, LEAST_TILE_TOKENS, sparseTile } from './prompt-tile.js';
+import { denseTile, MIN_TILE_TOKENS, sparseTile } from './prompt-tile.js';
 import {
   headShapeOf,
   type LayerShape,
@@ -59,33 +55,39 @@ export interface BranchReads {
 export interface Observer {
   /** Gates [T, H, 3] of a layer. */
   gates?(layer: number, gates: Tensor): void;
+  /** Queries, keys and choice of a layer that reads whole sequences; not called for a window alone or cached tokens. */
+  attended?(layer: number, attended: AttendedWith): void;
   /** Selected blocks i32 [T, G, nSel] of a layer. */
   selected?(layer: number, selected: Tensor): void;
+  /** Scorer loss [1] of a layer. Called only with `scorerWeight`. */
+  scorerLoss?(layer: number, loss: Tensor): void;
   /** Keys that each branch read. Called only for a cache that already holds tokens. */
   reads?(layer: number, reads: BranchReads): void;
 }
 
-/** What a forward pass of an attention layer needs besides its input. */
+/** Inputs of a forward pass of an attention layer besides its activations. */
 export interface AttentionContext {
-  /** Where the sequences lie (`sparseLayout`). */
-  readonly layout: SparseLayout;
+  /** Lengths of the sequences, packed one after the other; a loop makes the `Sequences` once for all its passes. */
+  readonly lengths: readonly number[] | Sequences;
   /** Which kernels compute attention. */
   readonly kernels?: SparseOptions | undefined;
   readonly observer?: Observer | undefined;
-  /** The tokens continue cached sequences and are added to the cache; `layout` is then the step's own. No gradients. */
+  /** The tokens continue cached sequences and are added to the cache; `lengths` are those of the step. No gradients. */
   readonly cache?: CacheStep | undefined;
 }
 
-/** Throws unless the context has a layout of this many tokens, and a cache made for this shape. */
-export function expectContext(context: AttentionContext | undefined, tokens: number, shape: ModelShape): void {
-  const given = (context?.layout as SparseLayout | undefined)?.tokens;
-  if (!given)
-    throw new UsageError(
-      'a forward pass needs { layout }: build it with sparseLayout(new Sequences(device, lengths), nsa)',
-    );
+/**
+ * The sequences of a forward pass of this many tokens; those made from lengths are freed with the tape. Throws unless the
+ * context fits the tokens and the shape of the model.
+ */
+export function sequencesOf(tape: Tape, context: AttentionContext, tokens: number, shape: ModelShape): Sequences {
+  const lengths = (context as AttentionContext | undefined)?.lengths;
+  if (!lengths) throw new UsageError('a forward pass needs { lengths } of the packed sequences, such as [700, 324]');
+  const given = lengths instanceof Sequences ? lengths : tape.hold(new Sequences(tape.device, lengths));
   if (given.total !== tokens)
-    throw new UsageError(`the layout has ${given.total} tokens, but ${tokens} were given: build it from their lengths`);
-  context?.cache?.expectShape(shape);
+    throw new UsageError(`the lengths sum to ${given.total}, but ${tokens} tokens were given: they must be equal`);
+  context.cache?.expectShape(shape);
+  return given;
 }
 
 /** Parameters of the compression of keys or of values (`nsa.phi`); empty for `avg`. */
@@ -97,7 +99,7 @@ export interface PhiParameters {
 }
 
 /** Columns of the fused projection, and which of the norms its heads have in a model with `qkNorm`. */
-interface Part extends HeadPart {
+interface ProjectionPart extends HeadPart {
   readonly norm: 'query' | 'key' | null;
 }
 
@@ -123,7 +125,7 @@ export class Attention {
   #sparse: SparseShape;
   readonly #layer: number;
   readonly #kind: LayerShape['attention'];
-  readonly #parts: readonly Part[];
+  readonly #parts: readonly ProjectionPart[];
   readonly #rotations: RotaryTable;
   /**
    * The gate's rows below those of the projection, where the kernels allow it: the few outputs of the gate alone would
@@ -138,9 +140,9 @@ export class Attention {
     const { heads, groups, dk, dv } = this.#heads;
     const own = layerShape(shape, layer);
     const isSparse = own.attention === 'nsa';
-    const query: Part = { heads, size: dk, rotate: true, norm: 'query' };
-    const key: Part = { heads: groups, size: dk, rotate: true, norm: 'key' };
-    const value: Part = { heads: groups, size: dv, rotate: false, norm: null };
+    const query: ProjectionPart = { heads, size: dk, rotate: true, norm: 'query' };
+    const key: ProjectionPart = { heads: groups, size: dk, rotate: true, norm: 'key' };
+    const value: ProjectionPart = { heads: groups, size: dv, rotate: false, norm: null };
     this.#shape = shape;
     this.#layer = layer;
     this.#kind = own.attention;
@@ -187,32 +189,34 @@ export class Attention {
 
   /** `x` [T, dim], normalised, in FP8 if `takesFp8` → [T, dim], added to `residual` [T, dim] if given. */
   forward(tape: Tape, x: Tensor, context: AttentionContext, residual: Tensor | null = null): Tensor {
-    expectContext(context, x.shape[0], this.#shape);
-    const attended = this.gate ? this.#attendSparse(tape, x, context) : this.#attendPlain(tape, x, context);
+    const tokens = sequencesOf(tape, context, x.shape[0], this.#shape);
+    const attend = this.gate ? this.#attendSparse : this.#attendPlain;
+    const attended = attend.call(this, tape, x, tokens, context);
     const out = linear(tape, flat(attended), operand(this.output, attended), this.outputBias?.value, residual);
     tape.drop(attended);
     return out;
   }
 
   /** Dense attention, or a window alone. */
-  #attendPlain(tape: Tape, x: Tensor, { layout, kernels, cache }: AttentionContext): Tensor {
+  #attendPlain(tape: Tape, x: Tensor, tokens: Sequences, { kernels, observer, cache }: AttentionContext): Tensor {
     const fused = linear(tape, x, operand(this.projection, x), this.projectionBias?.value);
     const rotary = { table: this.#rotations, start: cache?.tokens.starts ?? 0 };
-    const [q, k, v] = this.#split(tape, fused, layout.tokens, rotary);
+    const [q, k, v] = this.#split(tape, fused, tokens, rotary);
     tape.drop(fused);
     if (cache) storePages(tape.device, k, v, cache.pages('win', this.#layer), cache.tokens);
     const attended =
       cache && !cache.isFresh
         ? this.#attendPlainCached(tape, q, cache, kernels)
         : this.#kind === 'window'
-          ? windowAttention(tape, { q, k, v }, layout.tokens, this.#shape.nsa.w, kernels ?? {})
-          : denseAttention(tape, { q, k, v }, layout.tokens, kernels);
+          ? windowAttention(tape, { q, k, v }, tokens, this.#shape.nsa.w, kernels ?? {})
+          : denseAttention(tape, { q, k, v }, tokens, kernels);
+    if (!cache && this.#kind === 'dense') observer?.attended?.(this.#layer, { q, k, selected: null });
     for (const tensor of [q, k, v]) tape.drop(tensor);
     return attended;
   }
 
   #attendPlainCached(tape: Tape, q: Tensor, cache: CacheStep, kernels: SparseOptions | undefined): Tensor {
-    if (this.#kind === 'dense' && q.shape[0] >= LEAST_TILE_TOKENS) {
+    if (this.#kind === 'dense' && q.shape[0] >= MIN_TILE_TOKENS) {
       const tile = denseTile(tape, q, { cache, layer: this.#layer, heads: this.#heads, kernels });
       if (tile) return tile;
     }
@@ -223,25 +227,26 @@ export class Attention {
     return out;
   }
 
-  #attendSparse(tape: Tape, x: Tensor, { layout, kernels, observer, cache }: AttentionContext): Tensor {
+  #attendSparse(tape: Tape, x: Tensor, tokens: Sequences, context: AttentionContext): Tensor {
+    const { kernels, observer, cache } = context;
     const { nsa } = this.#shape;
     const table = this.#rotations;
     const start = cache?.tokens.starts ?? 0;
-    const { split, gates } = this.#project(tape, x, layout, { table, start });
+    const { split, gates } = this.#project(tape, x, tokens, { table, start });
     const [q, newKeys, newValues] = split;
     const [kSel, vSel, kWin, vWin] = nsa.sharedKv
-      ? this.#shared(tape, newKeys, newValues, layout.tokens, { table, start })
+      ? this.#shared(tape, newKeys, newValues, tokens, { table, start })
       : split.slice(3);
     // Blocks that began in cached tokens need the raw rows of those tokens.
     const rawKeys = cache ? this.#join(tape, newKeys, 'keys', cache) : newKeys;
     const rawValues = cache ? this.#join(tape, newValues, 'values', cache) : newValues;
-    const rawLayout = cache ? { tokens: cache.joined, blocks: layout.blocks } : layout;
-    const compressedKeys = this.#compress(tape, this.phi!.keys, rawKeys, rawLayout);
-    const vCmp = this.#compress(tape, this.phi!.values, rawValues, rawLayout);
+    const raw = cache?.joined ?? tokens;
+    const compressedKeys = this.#compress(tape, this.phi!.keys, rawKeys, raw);
+    const vCmp = this.#compress(tape, this.phi!.values, rawValues, raw);
     const blockStart = cache?.blockPositions ?? 0;
     const kCmp =
       nsa.cmpRope === 'after'
-        ? rotate(tape, compressedKeys, layout.blocks, { table, stride: nsa.d, start: blockStart })
+        ? rotate(tape, compressedKeys, raw.compressed(nsa), { table, stride: nsa.d, start: blockStart })
         : compressedKeys;
     observer?.gates?.(this.#layer, gates);
     const inputs = { q, kCmp, vCmp, kSel, vSel, kWin, vWin, gates };
@@ -253,8 +258,10 @@ export class Attention {
     const { out, selected, ...branches } =
       cache && !cache.isFresh
         ? this.#attendSparseCached(tape, q, gates, cache, { observer, kernels })
-        : nativeSparseAttention(tape, inputs, layout, this.#sparse, kernels);
+        : nativeSparseAttention(tape, inputs, raw, this.#sparse, kernels);
+    if (!cache) observer?.attended?.(this.#layer, { q, k: kSel, selected });
     observer?.selected?.(this.#layer, selected);
+    if (branches.scorerLoss) observer?.scorerLoss?.(this.#layer, branches.scorerLoss);
     const given = [...split, kSel, rawKeys, rawValues, compressedKeys, vCmp, kCmp, gates];
     for (const tensor of new Set([...given, ...Object.values(branches), selected])) tape.drop(tensor);
     return out;
@@ -269,7 +276,7 @@ export class Attention {
     { observer, kernels }: Pick<AttentionContext, 'observer' | 'kernels'>,
   ): Pick<SparseOutputs, 'out' | 'selected'> & Partial<SparseOutputs> {
     const [heads, sparse, { sharedKv }] = [this.#heads, this.#sparse, this.#shape.nsa];
-    if (q.shape[0] >= LEAST_TILE_TOKENS && !observer?.reads) {
+    if (q.shape[0] >= MIN_TILE_TOKENS && !observer?.reads) {
       const place = { cache, layer: this.#layer, heads, kernels };
       const tile = sparseTile(tape, { q, gates }, place, { ...sparse, sharedKv });
       if (tile) return tile;
@@ -277,7 +284,7 @@ export class Attention {
     const count = () => tape.empty([q.shape[0], heads.groups], 'i32');
     const reads = observer?.reads ? { cmp: count(), sel: count(), win: count() } : null;
     const { tokens } = cache;
-    const pages = (kind: Kind) => cache.pages(kind, this.#layer);
+    const pages = (kind: PageKind) => cache.pages(kind, this.#layer);
     const cmp = pagedCompressed(tape, q, pages('cmp'), tokens, heads, sparse, reads?.cmp);
     const { selected } = cmp;
     const sel = pagedSelected(tape, q, selected, pages('sel'), tokens, heads, reads?.sel);
@@ -305,7 +312,7 @@ export class Attention {
   }
 
   /** Queries, keys and values of `#parts`, and the gates [T, H, 3]. */
-  #project(tape: Tape, x: Tensor, { tokens }: SparseLayout, rotary: RotaryOptions) {
+  #project(tape: Tape, x: Tensor, tokens: Sequences, rotary: RotaryOptions) {
     const options = gateOptions(this.#shape);
     const { weight, bias } = this.gate!;
     if (this.#stack) {
@@ -350,13 +357,13 @@ export class Attention {
     });
   }
 
-  #compress(tape: Tape, phi: PhiParameters, x: Tensor, { tokens, blocks }: SparseLayout): Tensor {
+  #compress(tape: Tape, phi: PhiParameters, x: Tensor, tokens: Sequences): Tensor {
     const { l, d } = this.#shape.nsa;
-    const layout = { tokens, blocks, l, d };
-    if (phi.conv) return compressConv(tape, x, phi.conv.value, layout);
-    if (!phi.mlp) return compressAverage(tape, x, layout);
+    const blocks = { tokens, l, d };
+    if (phi.conv) return compressConv(tape, x, phi.conv.value, blocks);
+    if (!phi.mlp) return compressAverage(tape, x, blocks);
     const { position, w1, w2 } = phi.mlp;
-    return compressMlp(tape, x, { position: position.value, w1: operand(w1, x), w2: operand(w2, x) }, layout);
+    return compressMlp(tape, x, { position: position.value, w1: operand(w1, x), w2: operand(w2, x) }, blocks);
   }
 }
 

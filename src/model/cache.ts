@@ -12,7 +12,6 @@ import type { Device } from '../device/device.js';
 import { UsageError } from '../errors.js';
 import { greatestCommonDivisor } from '../numbers.js';
 import { type NewTokens, type Pages, pageNumbers, pageSizes } from '../ops/attention/decode/paged/op.js';
-import type { SparseLayout } from '../ops/attention/nsa.js';
 import type { HeadShape } from '../ops/attention/shape.js';
 import { compressedCount, Sequences } from '../ops/common/sequences.js';
 import { dispose } from '../tensor/dispose.js';
@@ -28,7 +27,7 @@ import {
 } from './shape.js';
 
 /** Kinds of pages. `tail`: one page with the raw rows. A dense model has only `win`, with an unlimited window. */
-export type Kind = 'sel' | 'win' | 'cmp' | 'tail';
+export type PageKind = 'sel' | 'win' | 'cmp' | 'tail';
 
 /** How pages of one kind are laid out. */
 export interface KindLayout {
@@ -41,7 +40,7 @@ export interface KindLayout {
 }
 
 /** The page layout of every kind for a model on a device, with raw rows of `drafts` tokens that may be taken back. */
-function kindLayouts(shape: ModelShape, device: Device, drafts = 0): Map<Kind, KindLayout> {
+function kindLayouts(shape: ModelShape, device: Device, drafts = 0): Map<PageKind, KindLayout> {
   const heads = headShapeOf(shape);
   const { block, lanes } = pageSizes(device);
   const page = (size: number, layers: readonly number[]) => ({
@@ -77,24 +76,6 @@ function firstWindowPage(position: number, w: number, size: number): number {
   return Math.floor(Math.max(0, position - w + 1) / size);
 }
 
-/** Bytes of the pages of one sequence of `length` tokens. */
-export function cacheBytes(shape: ModelShape, device: Device, length: number, dtype: ComputeDtype = 'f32'): number {
-  if (length === 0) return 0;
-  const { l, d } = shape.nsa;
-  let numbers = 0;
-  for (const [kind, { size, numbers: perLayer, layers }] of kindLayouts(shape, device)) {
-    const upTo = (count: number) => Math.ceil(count / size);
-    const counts: Record<Kind, number> = {
-      sel: upTo(length),
-      win: upTo(length) - Math.min(firstWindowPage(length, windowOf(shape), size), upTo(length)),
-      cmp: upTo(compressedCount(length, l, d)),
-      tail: 1,
-    };
-    numbers += counts[kind] * perLayer * layers.length;
-  }
-  return numbers * DTYPE_BYTES[dtype];
-}
-
 /** Keys that a decode step at context length `S` reads per group of a sparse layer, by attention.md's formula. */
 export function predictedReads({ nsa, attention }: ModelShape, S: number): number {
   if (attention === 'dense') return S;
@@ -104,13 +85,13 @@ export function predictedReads({ nsa, attention }: ModelShape, S: number): numbe
 /** The cached keys and values of one sequence. */
 export class CachedSequence implements Disposable {
   readonly cache: DecodeCache;
-  readonly lists: ReadonlyMap<Kind, PageList>;
+  readonly lists: ReadonlyMap<PageKind, PageList>;
   #length: number;
   #settled: number;
   #forks = 0;
   #isFreed = false;
 
-  constructor(cache: DecodeCache, lists: ReadonlyMap<Kind, PageList>, length: number, settled = length) {
+  constructor(cache: DecodeCache, lists: ReadonlyMap<PageKind, PageList>, length: number, settled = length) {
     this.cache = cache;
     this.lists = lists;
     this.#length = length;
@@ -123,7 +104,7 @@ export class CachedSequence implements Disposable {
   }
 
   /** The address of the table of its pages on the device, up to date. */
-  table(kind: Kind): bigint {
+  table(kind: PageKind): bigint {
     return listOf(this.lists, kind).tableAddress();
   }
 
@@ -175,8 +156,8 @@ export class DecodeCache {
   readonly device: Device;
   readonly shape: ModelShape;
   readonly dtype: ComputeDtype;
-  readonly #kinds: Map<Kind, KindLayout>;
-  readonly #stores: Map<Kind, PageStore>;
+  readonly #kinds: Map<PageKind, KindLayout>;
+  readonly #stores: Map<PageKind, PageStore>;
   readonly #drafts: number;
 
   /** `dtype`: that of the model. `drafts`: the most tokens of a pass that can be taken back; on the CPU only. */
@@ -205,7 +186,7 @@ export class DecodeCache {
   }
 
   /** The kinds of pages that sequences of this model have. */
-  get kinds(): Kind[] {
+  get kinds(): PageKind[] {
     return [...this.#kinds.keys()];
   }
 
@@ -258,7 +239,7 @@ export class DecodeCache {
     grow(sequence, count, this.#kinds, this.shape);
   }
 
-  /** What determines the content of pages besides the weights: page sizes, layers and the number type. */
+  /** Everything that determines the content of pages besides the weights: page sizes, layers and the number type. */
   get layout(): readonly unknown[] {
     return [this.dtype, this.shape.nLayers, ...this.#kinds];
   }
@@ -269,7 +250,7 @@ export class DecodeCache {
     return sizes.reduce(leastCommonMultiple);
   }
 
-  #pageBytes(pages: (kind: Kind, size: number) => number): number {
+  #pageBytes(pages: (kind: PageKind, size: number) => number): number {
     let numbers = 0;
     for (const [kind, layout] of this.#kinds)
       numbers += pages(kind, layout.size) * layout.numbers * layout.layers.length;
@@ -277,7 +258,7 @@ export class DecodeCache {
   }
 
   /** One layer's part of the pages of a kind; `tables`: addresses of the sequences' tables (`CachedSequence.table`). */
-  pages(kind: Kind, layer: number, tables: Tensor): Pages {
+  pages(kind: PageKind, layer: number, tables: Tensor<'address'>): Pages {
     return pagesOf(this.#kinds, kind, layer, tables);
   }
 
@@ -335,10 +316,12 @@ export class DecodeCache {
   }
 }
 
-/** One forward pass: positions of the new tokens, and the pages that each layer reads and writes. */
+/**
+ * One forward pass: positions of the new tokens, and the pages that each layer reads and writes.
+ *
+ * @opaque
+ */
 export class CacheStep {
-  /** The new tokens, and the compressed blocks that they complete. */
-  readonly layout: SparseLayout;
   readonly tokens: NewTokens;
   /** All sequences were empty, so attention over the new tokens alone is complete. */
   readonly isFresh: boolean;
@@ -350,17 +333,17 @@ export class CacheStep {
   /** Rows of `joined` that no later block needs. */
   readonly done: Tensor;
   readonly #shape: ModelShape;
-  readonly #kinds: Map<Kind, KindLayout>;
+  readonly #kinds: Map<PageKind, KindLayout>;
   readonly #sequences: readonly CachedSequence[];
   readonly #counts: readonly number[];
   readonly #drafts: readonly number[];
-  readonly #tables: Map<Kind, Tensor>;
+  readonly #tables: Map<PageKind, Tensor<'address'>>;
   #wholes: readonly WholeSequence[] | null = null;
 
   constructor(
     device: Device,
     shape: ModelShape,
-    kinds: Map<Kind, KindLayout>,
+    kinds: Map<PageKind, KindLayout>,
     sequences: readonly CachedSequence[],
     counts: readonly number[],
     drafts: readonly number[],
@@ -375,15 +358,12 @@ export class CacheStep {
     const lengths = sequences.map(({ length }) => length);
     // Blocks of drafts that were accepted are computed again, from the same raw rows: the kept rows begin before them.
     const known = sequences.map(({ settled }) => compressedCount(settled, l, d));
-    const sequencesOfTokens = new Sequences(device, counts);
     this.joined = new Sequences(
       device,
       counts.map((count, i) => lengths[i] - known[i] * d + count),
     );
-    const sequencesOfBlocks = this.joined.compressed(l, d);
-    this.tokens = { sequences: sequencesOfTokens, starts: numbers(lengths) };
-    this.blocks = { sequences: sequencesOfBlocks, starts: numbers(known) };
-    this.layout = { tokens: sequencesOfTokens, blocks: sequencesOfBlocks };
+    this.tokens = { sequences: new Sequences(device, counts), starts: numbers(lengths) };
+    this.blocks = { sequences: this.joined.compressed({ l, d }), starts: numbers(known) };
     this.blockPositions = numbers(known.map((count) => count * d));
     const settled = lengths.map((length, i) => length + counts[i] - drafts[i]);
     this.done = numbers(settled.map((length, i) => (compressedCount(length, l, d) - known[i]) * d));
@@ -393,9 +373,8 @@ export class CacheStep {
     });
     this.#tables = new Map(
       [...kinds.keys()].map((kind) => {
-        const tables = Tensor.empty(device, [sequences.length], 'f64');
-        const addresses = BigUint64Array.from(sequences, (sequence) => sequence.table(kind));
-        tables.writeBytes(new Uint8Array(addresses.buffer));
+        const tables = Tensor.empty(device, [sequences.length], 'address');
+        tables.write(sequences.map((sequence) => sequence.table(kind)));
         return [kind, tables];
       }),
     );
@@ -404,17 +383,14 @@ export class CacheStep {
   /** Each sequence with its new tokens as if nothing of it were cached. Made when first used, freed with the step. */
   wholes(): readonly WholeSequence[] {
     this.#wholes ??= this.#sequences.map(({ length: start }, i) => {
-      const { l, d } = this.#shape.nsa;
       const { device } = this.tokens.sequences;
       const tokens = new Sequences(device, [start + this.#counts[i]]);
-      const blocks = tokens.compressed(l, d);
       const zero = Tensor.zeros(device, [1], 'i32');
       return {
         start,
         first: this.tokens.sequences.starts[i],
-        layout: { tokens, blocks },
         tokens: { sequences: tokens, starts: zero },
-        blocks: { sequences: blocks, starts: zero },
+        blocks: { sequences: tokens.compressed(this.#shape.nsa), starts: zero },
         pages: (kind, layer) => {
           const pages = this.pages(kind, layer);
           return { ...pages, tables: pages.tables.rows(i, i + 1) };
@@ -432,7 +408,7 @@ export class CacheStep {
   }
 
   /** The pages of one kind in one layer, for all sequences of the step. */
-  pages(kind: Kind, layer: number): Pages {
+  pages(kind: PageKind, layer: number): Pages {
     return pagesOf(this.#kinds, kind, layer, listOf(this.#tables, kind));
   }
 
@@ -453,13 +429,9 @@ export class CacheStep {
   /** Frees the tables of the step; the pages stay with their sequences. */
   free(): void {
     for (const tensor of [this.tokens.starts, this.blocks.starts, this.blockPositions, this.done]) tensor.free();
-    for (const sequences of [this.layout.tokens, this.layout.blocks, this.joined]) sequences.free();
+    for (const sequences of [this.tokens.sequences, this.joined]) sequences.free();
     for (const tables of this.#tables.values()) tables.free();
-    for (const { layout, tokens } of this.#wholes ?? []) {
-      layout.tokens.free();
-      layout.blocks.free();
-      tokens.starts.free();
-    }
+    for (const { tokens } of this.#wholes ?? []) for (const table of [tokens.sequences, tokens.starts]) table.free();
   }
 }
 
@@ -469,18 +441,22 @@ export interface WholeSequence {
   readonly start: number;
   /** Its first new token among those of the step. */
   readonly first: number;
-  readonly layout: SparseLayout;
   readonly tokens: NewTokens;
   readonly blocks: NewTokens;
   /** Its pages of one kind in one layer. */
-  pages(kind: Kind, layer: number): Pages;
+  pages(kind: PageKind, layer: number): Pages;
 }
 
 function leastCommonMultiple(a: number, b: number): number {
   return (a / greatestCommonDivisor(a, b)) * b;
 }
 
-function pagesOf(kinds: ReadonlyMap<Kind, KindLayout>, kind: Kind, layer: number, tables: Tensor): Pages {
+function pagesOf(
+  kinds: ReadonlyMap<PageKind, KindLayout>,
+  kind: PageKind,
+  layer: number,
+  tables: Tensor<'address'>,
+): Pages {
   const { size, numbers, layers } = listOf(kinds, kind);
   const index = layers.indexOf(layer);
   if (index < 0) throw new Error(`layer ${layer} has no ${kind} pages`);
@@ -488,7 +464,7 @@ function pagesOf(kinds: ReadonlyMap<Kind, KindLayout>, kind: Kind, layer: number
 }
 
 /** The pages `[first, end)` of one kind that tokens `from` to `to` of a sequence of `to` tokens are in. */
-function pagesOfBlock(kind: Kind, size: number, from: number, to: number, shape: ModelShape): [number, number] {
+function pagesOfBlock(kind: PageKind, size: number, from: number, to: number, shape: ModelShape): [number, number] {
   const { l, d } = shape.nsa;
   if (kind === 'tail') return [0, 1];
   if (kind === 'cmp')
@@ -501,7 +477,7 @@ function pagesOfBlock(kind: Kind, size: number, from: number, to: number, shape:
 function grow(
   sequence: CachedSequence,
   count: number,
-  kinds: ReadonlyMap<Kind, KindLayout>,
+  kinds: ReadonlyMap<PageKind, KindLayout>,
   shape: ModelShape,
   drafts = 0,
 ): void {
@@ -515,7 +491,7 @@ function grow(
 function makeRoom(
   { lists, length, settled }: CachedSequence,
   end: number,
-  kinds: ReadonlyMap<Kind, KindLayout>,
+  kinds: ReadonlyMap<PageKind, KindLayout>,
   shape: ModelShape,
   { isFresh, isZeroed = true }: { readonly isFresh: boolean; readonly isZeroed?: boolean },
 ): void {
@@ -533,7 +509,7 @@ function makeRoom(
   }
 }
 
-function listOf<T>(map: ReadonlyMap<Kind, T>, kind: Kind): T {
+function listOf<T>(map: ReadonlyMap<PageKind, T>, kind: PageKind): T {
   const value = map.get(kind);
   if (value === undefined) throw new Error(`this model has no ${kind} pages`);
   return value;

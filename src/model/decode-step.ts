@@ -21,8 +21,9 @@ import { RotaryTable } from '../ops/rope/op.js';
 import { SETTINGS, sampleRows } from '../ops/sample/op.js';
 import type { Parameter } from '../tensor/parameter.js';
 import { type Dtype, type Shape, Tensor } from '../tensor/tensor.js';
-import type { DecodeCache, Kind } from './cache.js';
-import type { LanguageModel } from './language-model.js';
+import type { Attention } from './attention.js';
+import type { DecodeCache, PageKind } from './cache.js';
+import type { Block, LanguageModel } from './language-model.js';
 import { headShapeOf, hiddenSize, type ModelShape, rotaryShapeOf, sparseLayers, sparseShapeOf } from './shape.js';
 
 export interface DecodeStepOptions extends StepOptions {
@@ -85,9 +86,8 @@ export class DecodeStep {
   readonly #kernels: StepKernels;
   readonly #buffers: StepBuffers;
   readonly #vocabulary: number;
-  readonly #parameters: ReadonlyMap<string, Parameter>;
-  readonly #tables: ReadonlyMap<Kind, Tensor>;
-  readonly #owned: Tensor[] = [];
+  readonly #tables: ReadonlyMap<PageKind, Tensor<'address'>>;
+  readonly #owned: Pick<Tensor, 'free'>[] = [];
   readonly #x: readonly [Tensor, Tensor];
   readonly #gateLogits: Tensor;
   readonly #attended: Tensor;
@@ -107,14 +107,13 @@ export class DecodeStep {
     this.#cache = cache;
     this.#vocabulary = options.vocabulary ?? shape.vocabSize;
     this.#kernels = new StepKernels(launcherOf(device), step, shape.dim, batch, options);
-    this.#parameters = new Map(model.parameters.map((parameter) => [parameter.name, parameter]));
-    this.#tables = new Map(cache.kinds.map((kind) => [kind, this.#make([batch], 'f64')]));
+    this.#tables = new Map(cache.kinds.map((kind) => [kind, this.#make([batch], 'address')]));
     this.ids = this.#make([batch], 'i32');
     this.next = this.#make([batch], 'i32');
     this.logits = this.#make([batch, shape.vocabSize], 'f32');
     this.selected = this.#make([shape.nLayers, batch, groups, nSel], 'i32');
     this.reads = this.#make([shape.nLayers, batch, groups, 3], 'i32');
-    const width = this.#parameter(0, 'attention.qkv').value.shape[0];
+    const [width] = model.blocks[0].attention.projection.value.shape;
     this.#buffers = {
       projection: this.#make([batch, width], 'bf16'),
       positions: this.#make([batch], 'i32'),
@@ -134,21 +133,19 @@ export class DecodeStep {
   }
 
   /** Sets the addresses of the sequences' page tables of one kind. */
-  point(kind: Kind, addresses: BigUint64Array): void {
-    this.#tables.get(kind)?.writeBytes(new Uint8Array(addresses.buffer));
+  point(kind: PageKind, addresses: BigUint64Array): void {
+    this.#tables.get(kind)?.write(addresses);
   }
 
   /** Launches the whole step asynchronously. */
   launch(): void {
-    const { shape } = this.#model;
+    const { shape, embedding, blocks, norm, head } = this.#model;
     const kernels = this.#kernels;
     const [x] = this.#x;
-    const table = this.#named('embedding');
-    kernels.begin(table.value, this.ids, this.#rotations, x, this.#buffers);
-    for (let layer = 0; layer < shape.nLayers; layer++) this.#launchLayer(layer);
-    const head = this.#named(shape.tieEmbeddings ? 'embedding' : 'head');
-    const norm = { weight: this.#named('norm').value, epsilon: shape.normEps };
-    kernels.linear({ x, weight: operand(head, x), y: this.logits, norm, tiles: TILES.head });
+    kernels.begin(embedding.value, this.ids, this.#rotations, x, this.#buffers);
+    for (const [layer, block] of blocks.entries()) this.#launchBlock(block, layer);
+    const last = { weight: norm.value, epsilon: shape.normEps };
+    kernels.linear({ x, weight: operand(head, x), y: this.logits, norm: last, tiles: TILES.head });
     kernels.end(this.logits, this.#vocabulary, this.ids, this.#buffers.positions, this.next);
   }
 
@@ -162,7 +159,7 @@ export class DecodeStep {
 
   /** Launches only the attention of all layers, or parts of sparse attention (STEP_PARTS), for measurements. */
   launchAttention(parts?: number): void {
-    for (let layer = 0; layer < this.#model.shape.nLayers; layer++) this.#attend(layer, parts);
+    for (const [layer, { attention }] of this.#model.blocks.entries()) this.#attend(attention, layer, parts);
   }
 
   free(): void {
@@ -171,64 +168,61 @@ export class DecodeStep {
     this.#kernels.free();
   }
 
-  #launchLayer(layer: number): void {
+  #launchBlock({ attentionNorm, attention, feedForwardNorm, feedForward }: Block, layer: number): void {
     const { shape } = this.#model;
     const kernels = this.#kernels;
     const [x, middle] = this.#x;
-    const weight = (name: string) => operand(this.#parameter(layer, name), x);
-    const norm = (name: string) => ({ weight: this.#parameter(layer, name).value, epsilon: shape.normEps });
-    const also =
-      shape.attention === 'dense' ? {} : { also: { weight: weight('attention.gate.weight'), y: this.#gateLogits } };
+    const norm = (weight: Parameter) => ({ weight: weight.value, epsilon: shape.normEps });
+    const { gate, norms, projectionBias } = attention;
     kernels.linear({
       x,
-      weight: weight('attention.qkv'),
+      weight: operand(attention.projection, x),
       y: this.#buffers.projection,
       tiles: TILES.projection,
-      norm: norm('attention_norm'),
-      ...also,
+      norm: norm(attentionNorm),
+      ...(gate ? { also: { weight: operand(gate.weight, x), y: this.#gateLogits } } : {}),
     });
-    if (shape.qkvBias || shape.qkNorm) {
-      const value = (name: string) => this.#parameter(layer, `attention.${name}`).value;
-      const norms = shape.qkNorm ? { query: value('q_norm'), key: value('k_norm'), epsilon: shape.normEps } : null;
-      kernels.heads(this.#buffers.projection, shape.qkvBias ? value('qkv_bias') : null, norms);
+    if (projectionBias || norms) {
+      const of = norms && { query: norms.query.value, key: norms.key.value, epsilon: shape.normEps };
+      kernels.heads(this.#buffers.projection, projectionBias?.value ?? null, of);
     }
-    this.#attend(layer);
-    const out = {
+    this.#attend(attention, layer);
+    kernels.linear({
       x: this.#attended,
-      weight: weight('attention.out'),
+      weight: operand(attention.output, x),
       y: middle,
       residual: x,
       tiles: TILES.output,
-    };
-    kernels.linear(out);
+    });
     kernels.linear({
       x: middle,
-      weight: weight('mlp.up'),
+      weight: operand(feedForward.up, x),
       y: this.#active,
       tiles: shape.mlp === 'swiglu' ? TILES.gatedUp : TILES.up,
-      norm: norm('mlp_norm'),
+      norm: norm(feedForwardNorm),
       activation: shape.mlp,
     });
     kernels.linear({
       x: this.#active,
-      weight: weight('mlp.down'),
+      weight: operand(feedForward.down, x),
       y: x,
       residual: middle,
       tiles: TILES.output,
     });
   }
 
-  #attend(layer: number, parts?: number): void {
+  #attend({ gate, phi }: Attention, layer: number, parts?: number): void {
     const of = (all: Tensor) => all.rows(layer, layer + 1);
     const outputs = { out: this.#attended, selected: of(this.selected), reads: of(this.reads) };
     const pages = this.#pages(layer);
-    if (this.#model.shape.attention === 'dense') {
+    if (!gate) {
       this.#kernels.dense(this.#buffers, pages, outputs);
       return;
     }
-    const bias = this.#parameter(layer, 'attention.gate.bias').value;
-    const gate = { ...this.#gate(), logits: this.#gateLogits, bias };
-    this.#kernels.attention(this.#buffers, pages, this.#phi(layer), gate, outputs, parts);
+    const [keys, values] = [phi?.keys.conv?.value, phi?.values.conv?.value];
+    const weights = keys && values ? { keys, values } : null;
+    const mix = { ...this.#gate(), logits: this.#gateLogits, bias: gate.bias.value };
+    this.#kernels.attention(this.#buffers, pages, weights, mix, outputs, parts);
   }
 
   #gate(): StepGate {
@@ -244,14 +238,8 @@ export class DecodeStep {
     return { kind: nsa.gate, temperature: nsa.gateTemp, weights: [0, 0, 0] };
   }
 
-  #phi(layer: number): { keys: Tensor; values: Tensor } | null {
-    if (this.#model.shape.nsa.phi !== 'conv') return null;
-    const weight = (part: string) => this.#parameter(layer, `attention.phi_${part}.weight`).value;
-    return { keys: weight('k'), values: weight('v') };
-  }
-
   #pages(layer: number): StepPages {
-    const of = (kind: Kind) => {
+    const of = (kind: PageKind) => {
       const tables = this.#tables.get(kind);
       return tables ? this.#cache.pages(kind, layer, tables) : null;
     };
@@ -260,17 +248,7 @@ export class DecodeStep {
     return { cmp: of('cmp'), sel: of('sel'), win, tail: of('tail') };
   }
 
-  #parameter(layer: number, name: string): Parameter {
-    return this.#named(`blocks.${layer}.${name}`);
-  }
-
-  #named(name: string): Parameter {
-    const parameter = this.#parameters.get(name);
-    if (!parameter) throw new Error(`this model has no parameter ${name}`);
-    return parameter;
-  }
-
-  #make(shape: Shape, dtype: Dtype): Tensor {
+  #make<D extends Dtype | 'address'>(shape: Shape, dtype: D): Tensor<D> {
     const tensor = Tensor.zeros(this.#model.device, shape, dtype);
     this.#owned.push(tensor);
     return tensor;

@@ -2,14 +2,14 @@
 import { describe, expect, it } from 'vitest';
 import { parseConfig } from '../config/parse.js';
 import { prefill, readTokens } from '../infer/decode.js';
-import { sparseLayout } from '../ops/attention/nsa.js';
 import { Sequences } from '../ops/common/sequences.js';
 import { Tape } from '../tensor/tape.js';
 
+import { cacheBytes } from '../testing/cache-bytes.js';
 import { cpu, devices, tolerance } from '../testing/devices.js';
 import { modelForward } from '../testing/model-reference.js';
 import { dot, randomValues, relativeError } from '../testing/numbers.js';
-import { cacheBytes, DecodeCache } from './cache.js';
+import { DecodeCache } from './cache.js';
 import { LanguageModel } from './language-model.js';
 import { headShapeOf, modelShape, sparseLayers } from './shape.js';
 
@@ -90,20 +90,19 @@ describe.each(devices())('models on $name', ({ device, dtype }) => {
       parameter.changed();
       weights.set(parameter.name, values);
     });
-    return { model, shape, config, weights };
+    return { model, shape, weights };
   }
 
   const weightOf = (weights: ReadonlyMap<string, Float64Array>) => (name: string) =>
     weights.get(name) ?? expect.fail(`there is no ${name}`);
 
   it.each(Object.keys(CASES))('have the logits of the reference, and decode as they prefill: %s', (name) => {
-    const { model, shape, config, weights } = createModel(CASES[name]);
+    const { model, shape, weights } = createModel(CASES[name]);
     const { logits: expected } = modelForward(shape, weightOf(weights), ids);
     const tape = new Tape(device(), { record: false });
     const tokens = new Sequences(device(), [TOKENS]);
-    const layout = sparseLayout(tokens, config.nsa);
     const rows = ids.map((_, t) => t);
-    const logits = model.logits(tape, tape.from(ids, [TOKENS], 'i32'), rows, { layout }).read();
+    const logits = model.logits(tape, tape.from(ids, [TOKENS], 'i32'), rows, { lengths: tokens }).read();
     tape.end();
     const limit = dtype === 'f32' ? 2e-5 : 3e-2;
     expect(relativeError(logits, expected)).toBeLessThan(limit);
@@ -119,16 +118,16 @@ describe.each(devices())('models on $name', ({ device, dtype }) => {
     // Rounding to bf16 turns near ties of blocks: a few tokens read another block than in float64.
     const most = dtype === 'f32' ? 0 : errors.length / 5;
     expect(errors.filter((error) => error >= limit).length, `${errors}`).toBeLessThanOrEqual(most);
-    for (const object of [sequence, layout, tokens, model]) object.free();
+    for (const object of [sequence, tokens, model]) object.free();
   });
 
   it.each(Object.keys(CASES))('have the gradients of the reference: %s', (name) => {
-    const { model, shape, config, weights } = createModel(CASES[name]);
+    const { model, shape, weights } = createModel(CASES[name]);
     const targets = ids.map((id) => (id * 3 + 1) % VOCABULARY);
     const tape = new Tape(device());
-    const tokens = new Sequences(device(), [TOKENS]);
-    const layout = sparseLayout(tokens, config.nsa);
-    const loss = model.loss(tape, tape.from(ids, [TOKENS], 'i32'), tape.from(targets, [TOKENS], 'i32'), { layout });
+    const loss = model.loss(tape, tape.from(ids, [TOKENS], 'i32'), tape.from(targets, [TOKENS], 'i32'), {
+      lengths: [TOKENS],
+    });
     tape.backward(loss);
     const lossAt = () => meanLoss(modelForward(shape, weightOf(weights), ids).logits, targets);
     expect(Math.abs(loss.read()[0] - lossAt())).toBeLessThan(tolerance(dtype) * 10);
@@ -152,7 +151,7 @@ describe.each(devices())('models on $name', ({ device, dtype }) => {
       expect(error, parameter).toBeLessThan(dtype === 'f32' ? 1e-4 : 3e-2);
     }
     tape.end();
-    for (const object of [layout, tokens, model]) object.free();
+    model.free();
   });
 });
 
@@ -160,7 +159,7 @@ it('shared keys and values take no pages for the window', () => {
   const shapeOf = (shared_kv: boolean) => modelShape(parseConfig({ nsa: { shared_kv } }), VOCABULARY);
   const device = cpu();
   const [shared, own] = [true, false].map((isShared) => cacheBytes(shapeOf(isShared), device, 8192));
-  // Of 8,192 tokens the window keeps 512, in pages of 128.
+  // The window keeps 512 of 8,192 tokens, in pages of 128.
   const { groups, dk, dv } = headShapeOf(shapeOf(false));
   const perToken = 4 * groups * (dk + dv) * shapeOf(false).nLayers;
   expect((own - shared) / perToken).toBe(512);
@@ -180,7 +179,7 @@ it('window layers have no gate, no phi, one pair of keys and values, and only pa
   model.free();
   const bytes = (pattern: ('nsa' | 'window')[], nsa: object) => cacheBytes(shapeOf(pattern, nsa), cpu(), 8192);
   for (const nsa of [{}, { shared_kv: true }]) {
-    // Of 8,192 tokens a window layer keeps 512.
+    // A window layer keeps 512 of 8,192 tokens.
     const window = 4 * groups * (dk + dv) * 512;
     expect(bytes(['window', 'nsa'], nsa)).toBe(bytes(['nsa'], nsa) / 3 + 2 * window);
   }

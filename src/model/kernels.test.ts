@@ -3,7 +3,7 @@ import { parseConfig } from '../config/parse.js';
 import type { Config } from '../config/schema.js';
 import type { Device } from '../device/device.js';
 import { cpu } from '../testing/devices.js';
-import { auditKernels, kernelOptions, selectionKernel } from './kernels.js';
+import { auditKernels, describeKernels, kernelOptions, selectionKernel } from './kernels.js';
 
 const config = (runtime: Partial<Config['runtime']> = {}, model: Partial<Config['model']> = {}) =>
   parseConfig({ model: { dim: 768, n_heads: 12, n_kv_groups: 2, d_k: 64, d_v: 64, ...model }, runtime });
@@ -21,20 +21,17 @@ describe('kernelOptions', () => {
       deterministic: false,
       fusedFrom: 0,
     });
-    expect(kernelOptions(config({ deterministic: true, use_sel_pack: false }))).toMatchObject({
+    expect(kernelOptions(config({ deterministic: true, selection_kernel: 'v1' }))).toMatchObject({
       deterministic: true,
       kernel: 'v1',
     });
   });
 
   it('leaves the fused kernels when a branch must not use them', () => {
-    expect(fusedFrom({ use_fa2: false })).toBe(Number.POSITIVE_INFINITY);
-    expect(fusedFrom({ use_fa2_cmp: false })).toBe(Number.POSITIVE_INFINITY);
-    expect(fusedFrom({ use_fa2: false, use_fa2_win: true })).toBe(Number.POSITIVE_INFINITY);
-    expect(fusedFrom({ use_fa2: false, use_fa2_win: true, use_fa2_cmp: true })).toBe(0);
-    expect(fusedFrom({ fa2_min_len_win: -1 })).toBe(Number.POSITIVE_INFINITY);
-    expect(fusedFrom({ force_parity: true })).toBe(Number.POSITIVE_INFINITY);
-    expect(fusedFrom({ fa2_min_len_win: 512, fa2_min_len_cmp: 2048 })).toBe(2048);
+    expect(fusedFrom({ fused: false })).toBe(Number.POSITIVE_INFINITY);
+    expect(fusedFrom({ fused_min_len: -1 })).toBe(Number.POSITIVE_INFINITY);
+    expect(fusedFrom({ reference_kernels: true })).toBe(Number.POSITIVE_INFINITY);
+    expect(fusedFrom({ fused_min_len: 2048 })).toBe(2048);
   });
 });
 
@@ -46,7 +43,7 @@ describe('auditKernels', () => {
     expect(auditKernels(config({ precision: 'bf16' }, { attention: 'dense' }), cpu(), 64)).toBe(
       'attention kernels at S = 64: dense = cpu fp32',
     );
-    expect(auditKernels(config({ force_parity: true }), cpu(), 64)).toContain('float64 reference');
+    expect(auditKernels(config({ reference_kernels: true }), cpu(), 64)).toContain('float64 reference');
   });
 
   it('says on CUDA what is fused, and why something is not', () => {
@@ -65,12 +62,33 @@ describe('auditKernels', () => {
       'attention kernels at S = 512: cmp = cuda fp32, score = cuda fp32, sel = v1, win = cuda fp32 ' +
         '(branch kernels: the fused kernels take bf16, not f32)',
     );
-    expect(auditKernels(config({ precision: 'bf16', use_fa2_win: false }), gpu(90), 2048)).toContain(
+    expect(auditKernels(config({ precision: 'bf16', fused: false }), gpu(90), 2048)).toContain(
       'sel = v2, win = cuda bf16 (branch kernels: the fused kernels are switched off)',
     );
     expect(auditKernels(config({ precision: 'bf16' }, { d_k: 20 }), gpu(90), 2048)).toContain(
       '(branch kernels: d_k 20: multiples of 16 up to 192 are supported)',
     );
+  });
+});
+
+describe('describeKernels', () => {
+  it.each([
+    [config({ precision: 'bf16' }), gpu(90), 'attention: using fused flash-style kernels (wgmma), selection kernel v2'],
+    [
+      config({ precision: 'bf16' }, { attention: 'dense' }),
+      gpu(80),
+      'attention: using fused flash-style kernels (mma.sync)',
+    ],
+    [
+      config({ precision: 'bf16', fused: false }),
+      gpu(90),
+      'attention: kernels per branch, cuda bf16 (the fused kernels are switched off), selection kernel v1',
+    ],
+    [config({ selection_kernel: 'v2' }), cpu(), 'attention: kernels per branch, cpu fp32, selection kernel v2'],
+    [config({ reference_kernels: true }), cpu(), 'attention: float64 reference (runtime.reference_kernels)'],
+  ])('%#', (asked, device, line) => {
+    expect(describeKernels(asked, device, 512)).toBe(line);
+    expect(/using.*flash/i.test(line)).toBe(line.includes('fused flash'));
   });
 });
 

@@ -8,27 +8,19 @@ import type { SparseOptions } from '../ops/attention/nsa.js';
 import { chooseSelectionKernel, type SelectionKernel } from '../ops/attention/selected/op.js';
 import { computeDtype, headShapeOf, modelShape, sparseShapeOf } from './shape.js';
 
-/** `use_sel_pack: false` means no sharing between queries: v1. */
 export function kernelOptions({ runtime }: Pick<Config, 'runtime'>): SparseOptions {
-  const kernel = runtime.use_sel_pack ? runtime.selection_kernel : 'v1';
   return {
-    kernel,
-    sharedFrom: runtime.sel_v2_min_s,
-    parity: runtime.force_parity,
+    kernel: runtime.selection_kernel,
+    sharedFrom: runtime.selection_v2_min_len,
+    parity: runtime.reference_kernels,
     deterministic: runtime.deterministic,
     fusedFrom: fusedFrom(runtime),
   };
 }
 
-/**
- * Minimum sequence length for the fused kernels; `Infinity` disables them. They compute all branches, so disabling one
- * branch disables them all. The switch of a branch overrides the global one; a length of -1 and force_parity override both.
- */
-function fusedFrom(runtime: Config['runtime']): number {
-  const switches = [runtime.use_fa2_win ?? runtime.use_fa2, runtime.use_fa2_cmp ?? runtime.use_fa2];
-  const lengths = [runtime.fa2_min_len_win, runtime.fa2_min_len_cmp];
-  const isWanted = !runtime.force_parity && switches.every(Boolean) && lengths.every((length) => length >= 0);
-  return isWanted ? Math.max(...lengths) : Number.POSITIVE_INFINITY;
+/** Minimum sequence length for the fused kernels; `Infinity` disables them. */
+function fusedFrom({ fused, fused_min_len: length, reference_kernels: isReference }: Config['runtime']): number {
+  return fused && !isReference && length >= 0 ? length : Number.POSITIVE_INFINITY;
 }
 
 type KernelConfig = Pick<Config, 'runtime' | 'model' | 'nsa'>;
@@ -52,7 +44,29 @@ export function selectionKernel(config: KernelConfig, device: Device, longest: n
   return fusedBuild(options).queryMajor ? 'v1' : 'v2';
 }
 
-/** One line for runtime.sdpa_audit: what serves each branch at this length. */
+/** The kernels that compute sparse attention, for a table. */
+export function kernelLabel(config: KernelConfig, device: Device, longest: number): string {
+  const options = kernelOptions(config);
+  if (config.model.attention === 'dense') return 'dense';
+  if (options.parity) return 'reference (all branches)';
+  const isFused = fusedRefusal(problemOf(config, device, longest), device, options) === null;
+  return `${selectionKernel(config, device, longest)}${isFused ? ' fused' : ''}`;
+}
+
+/** One line for the log: the kind of the kernels. Runbooks look for `using … flash`, so only fused kernels say it. */
+export function describeKernels(config: KernelConfig, device: Device, longest: number): string {
+  const options = kernelOptions(config);
+  const isDense = config.model.attention === 'dense';
+  if (options.parity) return 'attention: float64 reference (runtime.reference_kernels)';
+  const selection = isDense ? '' : `, selection kernel ${selectionKernel(config, device, longest)}`;
+  const problem = problemOf(config, device, longest);
+  const refusal = isDense ? denseRefusal(problem, device, options) : fusedRefusal(problem, device, options);
+  if (refusal === null) return `attention: using fused flash-style kernels (${tensorCores(device)})${selection}`;
+  const because = device.kind === 'cuda' ? ` (${refusal})` : '';
+  return `attention: kernels per branch, ${device.kind} ${problem.dtype === 'bf16' ? 'bf16' : 'fp32'}${because}${selection}`;
+}
+
+/** One line for runtime.print_kernels: what serves each branch at this length. */
 export function auditKernels(config: KernelConfig, device: Device, longest: number): string {
   const { model } = config;
   const options = kernelOptions(config);
@@ -64,7 +78,7 @@ export function auditKernels(config: KernelConfig, device: Device, longest: numb
     const refusal = denseRefusal(problem, device, options);
     return `attention kernels at S = ${longest}: dense = ${refusal === null ? fused : plain + because(refusal)}`;
   }
-  if (options.parity) return 'attention kernels: all branches = float64 reference (force_parity)';
+  if (options.parity) return 'attention kernels: all branches = float64 reference (reference_kernels)';
   const refusal = fusedRefusal(problem, device, options);
   const [others, selected] =
     refusal === null ? [fused, fusedSelection(options)] : [plain, chooseSelectionKernel(longest, options)];
@@ -72,7 +86,7 @@ export function auditKernels(config: KernelConfig, device: Device, longest: numb
   return `attention kernels at S = ${longest}: ${branches}${refusal === null ? '' : because(refusal)}`;
 }
 
-/** What multiplies matrices inside the fused kernels. */
+/** The instructions that multiply matrices inside the fused kernels. */
 function tensorCores(device: Device): string {
   return cudaRuntime(device)?.architecture === 90 ? 'wgmma' : 'mma.sync';
 }

@@ -1,9 +1,8 @@
 import { describe, expect, it } from 'vitest';
 import { configSchema } from '../config/schema.js';
 import { cudaAbsence } from '../device/cuda/cuda.js';
-import { type SparseLayout, sparseLayout } from '../ops/attention/nsa.js';
 import { Sequences } from '../ops/common/sequences.js';
-import { Tape } from '../tensor/tape.js';
+import { Tape, withTape } from '../tensor/tape.js';
 import { Tensor } from '../tensor/tensor.js';
 import { cpu, cuda } from '../testing/devices.js';
 import { randomValues } from '../testing/numbers.js';
@@ -32,17 +31,16 @@ function step(model: LanguageModel, lengths: number[], checkpointing = false) {
     'i32',
   );
   const tape = new Tape(device);
-  const layout = sparseLayout(sequences, { l: model.shape.nsa.l, d: model.shape.nsa.d });
+  sequences.compressed(model.shape.nsa); // outside of what is measured
   device.pool.resetPeak();
   const before = device.pool.bytesInUse;
-  const loss = model.loss(tape, ids, ids, { layout, checkpointing });
+  const loss = model.loss(tape, ids, ids, { lengths: sequences, checkpointing });
   const value = loss.item();
   tape.backward(loss);
   tape.end();
   const peak = device.pool.peakBytesInUse - before;
   const gradients = model.parameters.map((parameter) => parameter.gradient!.read());
   for (const parameter of model.parameters) parameter.clearGradient();
-  layout.blocks.free();
   sequences.free();
   ids.free();
   return { value, gradients, peak };
@@ -56,38 +54,43 @@ describe('what a model is given', () => {
     tape.end();
     model.free();
   };
-  const layoutOf = (length: number, { l, d }: { l: number; d: number }, use: (layout: SparseLayout) => void) => {
-    const sequences = new Sequences(cpu(), [length]);
-    const layout = sparseLayout(sequences, { l, d });
-    use(layout);
-    layout.blocks.free();
-    sequences.free();
-  };
 
-  it('must be a layout of its own l and d: blocks of another would see later tokens', () => {
+  it('must have the lengths of as many tokens', () => {
     withModel((model, tape, ids) => {
-      layoutOf(12, { l: 8, d: 4 }, (layout) =>
-        expect(() => model.loss(tape, ids, ids, { layout })).toThrow(
-          'the layout has 2 compressed blocks for a sequence of 12 tokens, but l = 4 and d = 2 give 5',
-        ),
-      );
+      const sequences = tape.hold(new Sequences(cpu(), [7, 4]));
+      for (const lengths of [[11], sequences])
+        expect(() => model.loss(tape, ids, ids, { lengths })).toThrow(
+          'the lengths sum to 11, but 12 tokens were given: they must be equal',
+        );
     });
   });
 
-  it('must be a layout of as many tokens', () => {
-    withModel((model, tape, ids) => {
-      layoutOf(11, { l: 4, d: 2 }, (layout) =>
-        expect(() => model.loss(tape, ids, ids, { layout })).toThrow('the layout has 11 tokens, but 12 were given'),
-      );
-    });
-  });
-
-  it('must hold a layout at all', () => {
+  it('must have lengths at all', () => {
     withModel((model, tape, ids) => {
       for (const options of [undefined, {}] as unknown as ForwardOptions[])
-        expect(() => model.loss(tape, ids, ids, options)).toThrow('a forward pass needs { layout }');
+        expect(() => model.loss(tape, ids, ids, options)).toThrow('a forward pass needs { lengths }');
     });
   });
+
+  it.each([false, true])(
+    'can be lengths or their Sequences, with checkpointing %s; nothing is left in memory',
+    (checkpointing) => {
+      withModel((model, _, ids) => {
+        const losses = (lengths: ForwardOptions['lengths']) =>
+          withTape(cpu(), (tape) => {
+            const loss = model.loss(tape, ids, ids, { lengths, checkpointing });
+            tape.backward(loss);
+            return loss.item();
+          });
+        const sequences = new Sequences(cpu(), [7, 5]);
+        const expected = losses(sequences);
+        sequences.free();
+        const before = cpu().pool.bytesInUse;
+        expect(losses([7, 5])).toBe(expected);
+        expect(cpu().pool.bytesInUse).toBe(before);
+      });
+    },
+  );
 
   it('must have names that differ', () => {
     const store = new ParameterStore(cpu(), 1, 1);
@@ -217,12 +220,10 @@ describe('language model', () => {
 
   it('starts with a uniform gate and shows gates and selections to an observer', () => {
     const model = new LanguageModel(cpu(), shape(), 3);
-    const sequences = new Sequences(cpu(), [20]);
-    const layout = sparseLayout(sequences, { l: 4, d: 2 });
     const tape = new Tape(cpu(), { record: false });
     const seen: number[] = [];
     model.hidden(tape, tape.zeros([20], 'i32'), {
-      layout,
+      lengths: [20],
       observer: {
         gates: (layer, gates) => {
           seen.push(layer);

@@ -10,7 +10,7 @@ import { validateShapes } from '../ops/attention/shape.js';
 import { operand } from '../ops/cast/op.js';
 import { linearCrossEntropy, linearCrossEntropyLosses } from '../ops/crossentropy/op.js';
 import { embedding } from '../ops/embedding/op.js';
-import { codesOf, usesFp8 } from '../ops/linear/fp8.js';
+import { Fp8Tensor, usesFp8 } from '../ops/linear/fp8.js';
 import { feedForwardPays, fp8FeedForward } from '../ops/linear/fp8-mlp.js';
 import { linear } from '../ops/linear/op.js';
 import { fp8Rmsnorm, rmsnorm } from '../ops/rmsnorm/op.js';
@@ -18,8 +18,8 @@ import { dispose } from '../tensor/dispose.js';
 import type { Parameter } from '../tensor/parameter.js';
 import { Tape } from '../tensor/tape.js';
 import type { Tensor } from '../tensor/tensor.js';
-import { Attention, type AttentionContext, expectContext } from './attention.js';
-import { ParameterStore } from './parameters.js';
+import { Attention, type AttentionContext, sequencesOf } from './attention.js';
+import { ParameterStore, type StoredParameters } from './parameters.js';
 import { type ComputeDtype, defaultDtype, headShapeOf, hiddenSize, type ModelShape, sparseShapeOf } from './shape.js';
 
 /** Sizes of a feed-forward layer. */
@@ -65,7 +65,7 @@ export class FeedForward {
    * `computesResult` false the result is only allocated: the second run of a checkpointed block does not need its values.
    */
   forward(tape: Tape, x: Tensor, residual: Tensor | null = null, computesResult = true): Tensor {
-    if (codesOf(x)) {
+    if (x instanceof Fp8Tensor) {
       const weights = { up: operand(this.up, x), down: operand(this.down, x) };
       return fp8FeedForward(tape, x, weights, residual, computesResult);
     }
@@ -113,7 +113,7 @@ export class Block {
   }
 }
 
-/** What a forward pass of a language model needs besides the tokens. */
+/** Options of a forward pass of a language model. */
 export interface ForwardOptions extends AttentionContext {
   /** Keep only the input of every block and run the block again in the backward pass. */
   readonly checkpointing?: boolean;
@@ -136,22 +136,33 @@ export class LanguageModel implements Disposable {
   readonly #store: ParameterStore;
   #shape: ModelShape;
 
-  /** Parameters are drawn from `seed`: the same numbers on every device. */
-  constructor(device: Device, shape: ModelShape, seed: number, dtype: ComputeDtype = defaultDtype(device)) {
+  /** `initial`: the seed that parameters are drawn from, the same numbers on every device; or their stored values. */
+  constructor(
+    device: Device,
+    shape: ModelShape,
+    initial: number | StoredParameters,
+    dtype: ComputeDtype = defaultDtype(device),
+  ) {
     if (dtype === 'bf16' && device.kind === 'cpu')
       throw new UsageError('the CPU computes in f32: bf16 needs a CUDA device');
     this.dtype = dtype;
     this.device = device;
     this.#shape = shape;
-    this.#store = new ParameterStore(device, seed, shape.nLayers, dtype);
-    this.embedding = this.#store.matrix('embedding', [shape.vocabSize, shape.dim]);
-    this.blocks = Array.from(
-      { length: shape.nLayers },
-      (_, layer) => new Block(this.#store, `blocks.${layer}`, shape, layer),
-    );
-    this.norm = this.#store.constant('norm', [shape.dim], 1);
-    this.head = shape.tieEmbeddings ? this.embedding : this.#store.matrix('head', [shape.vocabSize, shape.dim]);
-    this.parameters = this.#store.parameters;
+    const store = new ParameterStore(device, initial, shape.nLayers, dtype);
+    this.#store = store;
+    try {
+      this.embedding = store.matrix('embedding', [shape.vocabSize, shape.dim]);
+      this.blocks = Array.from(
+        { length: shape.nLayers },
+        (_, layer) => new Block(store, `blocks.${layer}`, shape, layer),
+      );
+      this.norm = store.constant('norm', [shape.dim], 1);
+      this.head = shape.tieEmbeddings ? this.embedding : store.matrix('head', [shape.vocabSize, shape.dim]);
+    } catch (error) {
+      store.free(); // a value could not be read
+      throw error;
+    }
+    this.parameters = store.parameters;
   }
 
   /** Sizes of the model. */
@@ -175,19 +186,20 @@ export class LanguageModel implements Disposable {
 
   /** The normalised last hidden state [T, dim] of the tokens `ids` i32 [T]. */
   hidden(tape: Tape, ids: Tensor, options: ForwardOptions): Tensor {
-    expectContext(options, ids.size, this.shape);
+    const lengths = sequencesOf(tape, options, ids.size, this.shape);
+    const given = { ...options, lengths };
     let x = embedding(tape, this.embedding.value, ids, this.dtype);
     this.blocks.forEach((block) => {
       const input = x;
       if (options.checkpointing) {
-        let context: AttentionContext = options;
+        let context: AttentionContext = given;
         x = tape.checkpoint([input], (inner) => {
           const result = block.forward(inner, input, context, inner.computesResult);
-          context = { ...options, observer: undefined }; // the second run, in the backward pass, shows nothing new
+          context = { ...given, observer: undefined }; // the second run, in the backward pass, shows nothing new
           return result;
         });
       } else {
-        x = block.forward(tape, input, options);
+        x = block.forward(tape, input, given);
       }
       tape.drop(input);
     });
@@ -217,7 +229,10 @@ export class LanguageModel implements Disposable {
   logits(tape: Tape, ids: Tensor, rows: readonly number[], options: ForwardOptions): Tensor {
     const x = this.hidden(tape, ids, options);
     if (tape.tracks(x))
-      throw new UsageError('logits: rows have no gradient; use a tape with { record: false }, or hidden()');
+      throw new UsageError(
+        'logits: rows have no gradient; use a tape with { record: false }, or to train ' +
+          'linear(tape, hidden, operand(model.head, hidden)) with hidden = model.hidden(…)',
+      );
     const chosen = tape.empty([rows.length, this.shape.dim], x.dtype);
     for (const [i, row] of rows.entries()) chosen.rows(i, i + 1).copyFrom(x.rows(row, row + 1));
     tape.drop(x);

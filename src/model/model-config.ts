@@ -1,12 +1,11 @@
 /** config.json beside model.safetensors: all that is needed to build the model and to read its tokens. */
-import { closeSync } from 'node:fs';
-import { basename, dirname, resolve } from 'node:path';
+import { dirname, resolve } from 'node:path';
 import { z } from 'zod';
 import { parseSavedConfig } from '../config/parse.js';
 import type { Config } from '../config/schema.js';
 import { isBuiltInTokenizer } from '../data/tokenizers/built-in.js';
 import { UsageError } from '../errors.js';
-import { fileError, openRegularFile, readFully, writeFileAtomic } from '../files.js';
+import { isShallow, readRegularFile, writeFileAtomic } from '../files.js';
 
 const FORMAT = 'trefoil';
 /** Raise it with every change that older code would misread. */
@@ -33,7 +32,7 @@ const savedModel = z.strictObject({
   seq_len: z.int().min(1).optional(),
   /** Tokens that end a text, besides the tokenizer's separator. */
   end_tokens: z.array(z.int().min(0)).optional(),
-  /** What the model was imported from. */
+  /** The source of an imported model. */
   origin: z
     .strictObject({
       format: z.literal('huggingface'),
@@ -49,7 +48,7 @@ const savedModel = z.strictObject({
 
 export type SavedModel = Omit<z.infer<typeof savedModel>, 'model' | 'nsa'> & Pick<Config, 'model' | 'nsa'>;
 
-/** What a model was imported from. */
+/** The source of an imported model. */
 export type ModelOrigin = NonNullable<SavedModel['origin']>;
 
 export function writeModelConfig(path: string, saved: Omit<SavedModel, 'format' | 'version'>): void {
@@ -107,18 +106,16 @@ export function inFile<T>(path: string, read: () => T): T {
   }
 }
 
-/** A JSON file of at most `most` bytes. */
+/** A JSON file of a model, of at most `most` bytes. */
 export function readJson(path: string, most = MAX_BYTES): unknown {
-  const { descriptor, size } = openRegularFile(path);
+  const text = readRegularFile(path, { links: 'in model', limit: most });
+  let json: unknown;
   try {
-    if (size > most) throw new UsageError(`${path}: ${size} bytes is too large for a ${basename(path)}`);
-    const bytes = new Uint8Array(size);
-    return JSON.parse(new TextDecoder().decode(bytes.subarray(0, readFully(descriptor, bytes, 0))));
+    json = JSON.parse(new TextDecoder().decode(text));
   } catch (error) {
-    if (error instanceof SyntaxError)
-      throw new UsageError(`${path}: is damaged: it is not JSON; use a checkpoint of the run`, { cause: error });
-    throw fileError('read', path, error);
-  } finally {
-    closeSync(descriptor);
+    if (!(error instanceof SyntaxError)) throw error;
+    throw new UsageError(`${path}: is damaged: it is not JSON; use a checkpoint of the run`, { cause: error });
   }
+  if (!isShallow(json)) throw new UsageError(`${path}: is nested too deeply; use the file as its program wrote it`);
+  return json;
 }

@@ -84,7 +84,7 @@ export class PageStore {
 export class PageList {
   readonly #store: PageStore;
   readonly #pages: (Page | null)[];
-  #table: Tensor;
+  #table: Tensor<'address'>;
   /** The pages from the first to the last (exclusive) that the device's table does not have yet. */
   #changed: readonly [first: number, end: number] | null;
 
@@ -93,7 +93,7 @@ export class PageList {
     this.#pages = [...pages];
     for (const page of pages) if (page) page.holders += 1;
     this.#changed = pages.length > 0 ? [0, pages.length] : null;
-    this.#table = Tensor.empty(store.device, [Math.max(8, pages.length)], 'f64');
+    this.#table = Tensor.empty(store.device, [Math.max(8, pages.length)], 'address');
   }
 
   /**
@@ -160,11 +160,10 @@ export class PageList {
   #upload([first, end]: readonly [number, number]): void {
     if (this.#table.size < this.#pages.length) {
       this.#table.free();
-      this.#table = Tensor.empty(this.#store.device, [2 * this.#pages.length], 'f64');
+      this.#table = Tensor.empty(this.#store.device, [2 * this.#pages.length], 'address');
       [first, end] = [0, this.#pages.length];
     }
-    const addresses = BigUint64Array.from(this.#pages.slice(first, end), (page) => page?.memory.pointer ?? 0n);
-    this.#table.rows(first, end).writeBytes(new Uint8Array(addresses.buffer));
+    this.#table.rows(first, end).write(this.#pages.slice(first, end).map((page) => page?.memory.pointer ?? 0n));
     this.#changed = null;
   }
 }

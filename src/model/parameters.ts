@@ -12,25 +12,33 @@ import { dispose } from '../tensor/dispose.js';
 import { Parameter } from '../tensor/parameter.js';
 import { ParameterStack } from '../tensor/parameter-stack.js';
 import { fillNormal } from '../tensor/random/op.js';
-import type { Dtype, Shape } from '../tensor/tensor.js';
+import type { Dtype, Shape, Tensor } from '../tensor/tensor.js';
 
 const STANDARD_DEVIATION = 0.02;
+
+/** Values of parameters from where they are stored. A model that is made of them draws no random ones, and owns them. */
+export interface StoredParameters {
+  /** The value of the parameter of this name. */
+  read(name: string, shape: Shape): Tensor;
+  /** Frees memory that values share, after they were freed. */
+  free(): void;
+}
 
 /** Creates the named parameters of a model and owns their memory. */
 export class ParameterStore implements Disposable {
   readonly parameters: Parameter[] = [];
   readonly #device: Device;
-  readonly #seed: number;
+  readonly #initial: number | StoredParameters;
   readonly #layers: number;
   readonly #dtype: Dtype;
   readonly #stacks: ParameterStack[] = [];
   readonly #tables = new Map<string, RotaryTable>();
   #isFreed = false;
 
-  /** `dtype`: what the model computes in. */
-  constructor(device: Device, seed: number, layers: number, dtype: Dtype = 'f32') {
+  /** `initial`: the seed of random values, or all values as they are stored. `dtype`: what the model computes in. */
+  constructor(device: Device, initial: number | StoredParameters, layers: number, dtype: Dtype = 'f32') {
     this.#device = device;
-    this.#seed = seed;
+    this.#initial = initial;
     this.#layers = layers;
     this.#dtype = dtype;
   }
@@ -50,16 +58,14 @@ export class ParameterStore implements Disposable {
 
   /** A parameter of normally distributed values; `rows` as in `matrix`. */
   normal(name: string, shape: Shape, standardDeviation: number, rows: readonly number[] = []): Parameter {
-    const parameter = this.#add(name, shape, rows);
-    fillNormal(parameter.value, { seed: this.#seed, stream: streamOf(name) }, standardDeviation);
-    return parameter;
+    return this.#add(name, shape, rows, (value, seed) =>
+      fillNormal(value, { seed, stream: streamOf(name) }, standardDeviation),
+    );
   }
 
   /** A parameter whose values are all the same. */
   constant(name: string, shape: Shape, value: number): Parameter {
-    const parameter = this.#add(name, shape);
-    parameter.value.write(new Float32Array(parameter.value.size).fill(value));
-    return parameter;
+    return this.#add(name, shape, [], (tensor) => tensor.write(new Float32Array(tensor.size).fill(value)));
   }
 
   /** A parameter of zeros. */
@@ -88,6 +94,7 @@ export class ParameterStore implements Disposable {
     for (const parameter of this.parameters) parameter.free();
     for (const stack of this.#stacks) stack.free();
     for (const table of this.#tables.values()) table.free();
+    if (typeof this.#initial !== 'number') this.#initial.free();
     this.#isFreed = true;
   }
 
@@ -96,11 +103,14 @@ export class ParameterStore implements Disposable {
     if (!this.#isFreed) this.free();
   }
 
-  #add(name: string, shape: Shape, rows: readonly number[] = []): Parameter {
+  #add(name: string, shape: Shape, rows: readonly number[], fill: (value: Tensor, seed: number) => void): Parameter {
     if (this.parameters.some((parameter) => parameter.name === name))
       throw new UsageError(`this model already has a parameter named ${name}: give each layer a name of its own`);
-    const parameter = new Parameter(this.#device, name, shape, rows);
+    const initial = this.#initial;
+    const read = typeof initial === 'number' ? undefined : initial.read(name, shape);
+    const parameter = new Parameter(this.#device, name, shape, rows, read);
     this.parameters.push(parameter);
+    if (typeof initial === 'number') fill(parameter.value, initial);
     return parameter;
   }
 }

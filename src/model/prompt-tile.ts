@@ -9,11 +9,11 @@ import type { SparseOptions } from '../ops/attention/nsa.js';
 import type { HeadShape, SparseShape } from '../ops/attention/shape.js';
 import type { Tape } from '../tensor/tape.js';
 import type { Tensor } from '../tensor/tensor.js';
-import type { CacheStep, Kind, WholeSequence } from './cache.js';
+import type { CacheStep, PageKind, WholeSequence } from './cache.js';
 
 /** Fewer new tokens, or more cached ones for each of them, are faster from the pages. */
-export const LEAST_TILE_TOKENS = 64;
-const MOST_CACHED_PER_TOKEN = 512;
+export const MIN_TILE_TOKENS = 64;
+const MAX_CACHED_PER_TOKEN = 512;
 /** Rows before the new tokens that tiles of the kernels may reach back to. */
 const BEFORE = 256;
 
@@ -26,7 +26,7 @@ export function sparseTile(
 ): { out: Tensor; selected: Tensor } | null {
   const { heads, groups, dk, dv } = shape;
   const problem = { heads: shape, sparse, dtype: q.dtype };
-  const wholes = wholesFor(cache, ({ layout: { tokens } }) =>
+  const wholes = wholesFor(cache, ({ tokens: { sequences: tokens } }) =>
     fusedRefusal({ ...problem, tokens }, tape.device, kernels),
   );
   if (!wholes) return null;
@@ -34,8 +34,8 @@ export function sparseTile(
   const out = tape.empty([total, heads, dv], 'bf16');
   const selected = tape.empty([total, groups, sparse.nSel], 'i32');
   for (const whole of wholes) {
-    const { layout, start } = whole;
-    const load = (kind: Kind, of = whole.tokens) =>
+    const { start } = whole;
+    const load = (kind: PageKind, of = whole.tokens) =>
       loadPages(tape, whole.pages(kind, layer), of, { groups, dk, dv }, 'bf16');
     const [cmp, sel] = [load('cmp', whole.blocks), load('sel')];
     const win = sharedKv ? sel : load('win');
@@ -44,7 +44,7 @@ export function sparseTile(
       gates: placed(tape, gates, whole),
       ...{ kCmp: cmp.k, vCmp: cmp.v, kSel: sel.k, vSel: sel.v, kWin: win.k, vWin: win.v },
     };
-    const all = fusedSparseAttentionFrom(tape, inputs, layout, sparse, start, kernels);
+    const all = fusedSparseAttentionFrom(tape, inputs, whole.tokens.sequences, sparse, start, kernels);
     take(out, all.out, whole);
     take(selected, all.selected, whole);
     for (const tensor of new Set([...Object.values(inputs), ...Object.values(all)])) tape.drop(tensor);
@@ -60,7 +60,7 @@ export function denseTile(
 ): Tensor | null {
   const { heads, groups, dk, dv } = shape;
   const problem = { heads: shape, dtype: q.dtype };
-  const wholes = wholesFor(cache, ({ layout: { tokens } }) =>
+  const wholes = wholesFor(cache, ({ tokens: { sequences: tokens } }) =>
     denseRefusal({ ...problem, tokens }, tape.device, kernels),
   );
   if (!wholes) return null;
@@ -68,7 +68,7 @@ export function denseTile(
   for (const whole of wholes) {
     const { k, v } = loadPages(tape, whole.pages('win', layer), whole.tokens, { groups, dk, dv }, 'bf16');
     const inputs = { q: placed(tape, q, whole), k, v };
-    const all = fusedDenseAttentionFrom(tape, inputs, whole.layout.tokens, whole.start);
+    const all = fusedDenseAttentionFrom(tape, inputs, whole.tokens.sequences, whole.start);
     take(out, all, whole);
     for (const tensor of [...Object.values(inputs), all]) tape.drop(tensor);
   }
@@ -92,14 +92,14 @@ function wholesFor(
   if (device.kind !== 'cuda') return null;
   const wholes = cache.wholes();
   const cached = wholes.reduce((sum, { start }) => sum + start, 0);
-  if (cached > total * MOST_CACHED_PER_TOKEN || wholes.some((whole) => refusal(whole) !== null)) return null;
+  if (cached > total * MAX_CACHED_PER_TOKEN || wholes.some((whole) => refusal(whole) !== null)) return null;
   return wholes;
 }
 
 /** Rows of the new tokens at their places in the whole sequence; what is before them is not used, but must be finite. */
-function placed(tape: Tape, x: Tensor, { layout, start, first }: WholeSequence): Tensor {
+function placed(tape: Tape, x: Tensor, { tokens, start, first }: WholeSequence): Tensor {
   const [, ...row] = x.shape;
-  const { total } = layout.tokens;
+  const { total } = tokens.sequences;
   const all = tape.empty([total, ...row], x.dtype);
   if (start > 0) all.rows(Math.max(0, start - BEFORE), start).zero();
   all.rows(start, total).copyFrom(x.rows(first, first + total - start));
@@ -107,7 +107,7 @@ function placed(tape: Tape, x: Tensor, { layout, start, first }: WholeSequence):
 }
 
 /** Copies the rows of the new tokens. */
-function take(to: Tensor, all: Tensor, { layout, start, first }: WholeSequence): void {
-  const { total } = layout.tokens;
+function take(to: Tensor, all: Tensor, { tokens, start, first }: WholeSequence): void {
+  const { total } = tokens.sequences;
   to.rows(first, first + total - start).copyFrom(all.rows(start, total));
 }

@@ -1,18 +1,24 @@
 /** Precision of the products of a training step. */
-export type Precision = 'fp32' | 'bf16' | 'fp8';
+export type StepPrecision = 'fp32' | 'bf16' | 'fp8';
 
-export function stepPrecision(runtime: Pick<Config['runtime'], 'precision' | 'fp8'>, on: Device['kind']): Precision {
+export function stepPrecision(
+  runtime: Pick<Config['runtime'], 'precision' | 'fp8'>,
+  on: Device['kind'],
+): StepPrecision {
   if (computeDtype(runtime, on) === 'f32') return 'fp32';
   return runtime.fp8 ? 'fp8' : 'bf16';
 }
 
-/** What decides a model's parameters and maths: the `model` and `nsa` sections of a config with the vocabulary filled in. */
+/**
+ * The settings that decide a model's parameters and maths: the `model` and `nsa` sections of a config with the
+ * vocabulary filled in.
+ */
 import type { Config } from '../config/schema.js';
 import type { Device } from '../device/device.js';
 import { type HeadShape, type SparseShape, validateShapes } from '../ops/attention/shape.js';
 import type { RotaryScaling, RotaryShape } from '../ops/rope/frequencies.js';
 
-/** What a model computes in: the dtype of activations and of the operands of matrix products. */
+/** The number type of computations: the dtype of activations and of the operands of matrix products. */
 export type ComputeDtype = 'f32' | 'bf16';
 
 /** The precision of a model unless one is chosen: bf16 on CUDA, f32 on the CPU. */
@@ -20,12 +26,15 @@ export function defaultDtype(device: Device): ComputeDtype {
   return device.kind === 'cuda' ? 'bf16' : 'f32';
 }
 
-/** What `runtime.precision` means on a device: bf16 is for CUDA, and the CPU computes in f32. */
+/** The meaning of `runtime.precision` on a device: bf16 is for CUDA, and the CPU computes in f32. */
 export function computeDtype({ precision }: Pick<Config['runtime'], 'precision'>, on: Device['kind']): ComputeDtype {
   return precision === 'bf16' && on === 'cuda' ? 'bf16' : 'f32';
 }
 
-/** What decides a model's parameters and mathematics: the `model` and `nsa` sections of a config, in camelCase. */
+/**
+ * The settings that decide a model's parameters and mathematics: the `model` and `nsa` sections of a config, in
+ * camelCase.
+ */
 export interface ModelShape {
   /** Width of the residual stream. */
   readonly dim: number;

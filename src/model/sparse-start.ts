@@ -5,6 +5,7 @@
  */
 import type { Config } from '../config/schema.js';
 import { UsageError } from '../errors.js';
+import type { RunMetrics } from '../run/metrics.js';
 import type { Parameter } from '../tensor/parameter.js';
 
 /** Added to the logits of the closed branches: their weight, exp(-20) = 2e-9, is lost in the rounding of fp32. */
@@ -26,7 +27,9 @@ export function releasedShare({ train }: Pick<Config, 'train'>, step: number): n
   return steps === 0 ? 0 : share * Math.min(1, step / steps);
 }
 
-/** What the schedule has added to the logits of these branches after `step`, from `CLOSED_LOGIT` at step 0. */
+/**
+ * The value that the schedule has added to the logits of these branches after `step`, from `CLOSED_LOGIT` at step 0.
+ */
 export function releasedLogit(config: Pick<Config, 'train'>, step: number): number {
   const share = releasedShare(config, step);
   // Softmax over (logit, 0, logit) gives the two branches share / 2 each.
@@ -48,14 +51,7 @@ export function configAfter(config: Config, step: number): Config {
   return { ...config, nsa: { ...config.nsa, n_sel: selectedBlocks(config, step) } };
 }
 
-/** State of the schedule in a step, for logs. */
-export interface SparseStartState {
-  readonly nSel: number;
-  /** Weight that the schedule has given to the compressed and window branch; 0 if it does not open the gate. */
-  readonly releasedShare: number;
-}
-
-/** What the schedule changes of a model. */
+/** The part of a model that the schedule changes. */
 export interface SparseStartModel {
   readonly parameters: readonly Parameter[];
   /** Changes `shape.nsa.nSel`. */
@@ -80,11 +76,11 @@ export class SparseStart {
       throw new UsageError('train.n_sel_from: this model has no setSelectedBlocks; leave the key out');
   }
 
-  /** Null when the schedule is over. */
-  state(step: number): SparseStartState | null {
+  /** The state of the schedule in a step; empty when it is over. */
+  metrics(step: number): RunMetrics {
     const { gate_release_steps: gateSteps, n_sel_from: from, n_sel_steps: blockSteps } = this.#config.train;
-    if (step > Math.max(gateSteps, from === null ? 0 : blockSteps)) return null;
-    return { nSel: selectedBlocks(this.#config, step), releasedShare: releasedShare(this.#config, step) };
+    if (step > Math.max(gateSteps, from === null ? 0 : blockSteps)) return {};
+    return { n_sel: selectedBlocks(this.#config, step), gate_released: releasedShare(this.#config, step) };
   }
 
   /** Sets the number of blocks as it is in `step`. Idempotent. */

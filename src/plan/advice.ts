@@ -49,7 +49,7 @@ export function stopsOf(rows: readonly PlanRow[]) {
   return { efficiency: first('efficiency'), batch: first('batch'), memory: first('memory') };
 }
 
-/** What would help on the number of GPUs of the last row. */
+/** Proposes changes for the number of GPUs of the last row. */
 export function adviceFor(context: PlanContext, rows: readonly PlanRow[]): Advice[] {
   const last = rows[rows.length - 1];
   const stops = stopsOf(rows);

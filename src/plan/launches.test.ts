@@ -5,7 +5,6 @@ import type { CudaCode } from '../device/cuda/runtime.js';
 import type { Device, KernelModule, Kernels, Signatures } from '../device/device.js';
 import { LanguageModel } from '../model/language-model.js';
 import { headShapeOf, type ModelShape, modelShape, sparseShapeOf } from '../model/shape.js';
-import { sparseLayout } from '../ops/attention/nsa.js';
 import { Sequences } from '../ops/common/sequences.js';
 import { Tape } from '../tensor/tape.js';
 import { Tensor } from '../tensor/tensor.js';
@@ -51,13 +50,13 @@ function countedOf(sizes: object, checkpointing: boolean): [number, number] {
   const shape = modelShape(parseConfig({ model: sizes }), 50_257);
   const device = new CountingCuda(shape);
   const model = new LanguageModel(device as Device, shape, 1, 'bf16');
-  const layout = sparseLayout(new Sequences(device, [LENGTH]), sparseShapeOf(shape));
+  const lengths = new Sequences(device, [LENGTH]);
   const [ids, targets] = [0, 1].map(() => Tensor.zeros(device, [LENGTH], 'i32'));
   const pass = (): [number, number] => {
     for (const parameter of model.parameters) parameter.clearGradient();
     const tape = new Tape(device);
     device.count = 0;
-    const loss = model.loss(tape, ids, targets, { layout, kernels: {}, checkpointing });
+    const loss = model.loss(tape, ids, targets, { lengths, kernels: {}, checkpointing });
     const forward = device.count;
     tape.backward(loss);
     tape.end();

@@ -11,7 +11,7 @@ import { z } from 'zod';
 import type { Config } from '../config/schema.js';
 import type { DeviceKind } from '../device/device.js';
 import { UsageError } from '../errors.js';
-import type { Precision } from '../model/shape.js';
+import type { StepPrecision } from '../model/shape.js';
 import { launchesOf, launchesOfPass } from './launches.js';
 
 const rowSchema = z.object({
@@ -40,10 +40,10 @@ const fileSchema = z.object({
 export type MeasuredFile = z.infer<typeof fileSchema>;
 type MeasuredRow = MeasuredFile['rows'][number];
 
-/** What the speed of a model depends on. */
+/** The settings on which the speed of a model depends. */
 export interface MeasuredModel {
   readonly attention: Config['model']['attention'];
-  readonly precision: Precision;
+  readonly precision: StepPrecision;
   readonly params: number;
   readonly layers: number;
 }
@@ -60,14 +60,13 @@ export interface Speed {
 }
 
 /**
- * The shipped figures, measured with `bench train --device cuda`: of bench/results/train-h200-6.json, long sequences and the
- * 1.3B model of train-h200-5.json, and of earlier builds the small batches of train-h200.json, train-h200-350m.json and
- * train-h200-1.3b.json.
+ * The shipped figures, measured with `bench train --device cuda`. Each row names its build; bench/results/plan-h200.json has
+ * the commands and what they printed.
  */
 export const SHIPPED = new URL('./h200.json', import.meta.url);
 
 /**
- * Norm and AdamW, from the profiles in docs/benchmarks.md: 1.3 ms for the 155.5M parameters of the 125m shape on an H200,
+ * Norm and AdamW, from the profiles in dev/log/2026-11-benchmarks.md: 1.3 ms for the 155.5M parameters of the 125m shape on an H200,
  * 103 ms for the 78.6M with a byte vocabulary on a CPU. Both run at the speed of memory, so they grow with parameters alone.
  */
 const UPDATE_PER_PARAMETER: Readonly<Record<DeviceKind, number>> = { cuda: 1.3e-3 / 155.5e6, cpu: 0.103 / 78.6e6 };
@@ -79,7 +78,7 @@ const UPDATE_PER_PARAMETER: Readonly<Record<DeviceKind, number>> = { cuda: 1.3e-
  */
 const PER_LAUNCH: Readonly<Record<DeviceKind, number>> = { cuda: 6.39e-6, cpu: 0 };
 /** Maximum share of a step that is attributed to launches, for GPUs whose launches cost less. */
-const MOST_LAUNCHING = 0.9;
+const MAX_LAUNCHING = 0.9;
 
 export function readMeasured(path: string | URL = SHIPPED): MeasuredFile {
   let text: string;
@@ -112,7 +111,7 @@ export function speedOf(measured: MeasuredFile): Speed {
     const passes = seconds - params * updatePerParameter;
     if (passes <= 0) throw new UsageError(`${machine}: a step of ${ms_step} ms is shorter than its update`);
     const again = hfu > mfu ? layers * launchesOf(attention).blockAgain : 0;
-    const launching = Math.min((launchesOfPass(attention, layers) + again) * perLaunch, MOST_LAUNCHING * passes);
+    const launching = Math.min((launchesOfPass(attention, layers) + again) * perLaunch, MAX_LAUNCHING * passes);
     return (hfu * measured.peak_gflops * 1e9 * seconds) / (passes - launching);
   };
   const rates = (rows: readonly MeasuredRow[]): Point[] => rows.map((row) => ({ row, value: rateOf(row) }));
@@ -144,9 +143,9 @@ interface Point {
 const layerSize = ({ params, layers }: { params: number; layers: number }): number => params / layers;
 
 /** The rows of a precision; without any, those of the default precision, without those, all. */
-function ofPrecision(rows: MeasuredRow[], precision: Precision, device: DeviceKind): MeasuredRow[] {
+function ofPrecision(rows: MeasuredRow[], precision: StepPrecision, device: DeviceKind): MeasuredRow[] {
   const usual = device === 'cuda' ? 'bf16' : 'fp32';
-  const of = (wanted: Precision) => rows.filter((row) => (row.precision ?? usual) === wanted);
+  const of = (wanted: StepPrecision) => rows.filter((row) => (row.precision ?? usual) === wanted);
   return [of(precision), of(usual), rows].find((found) => found.length > 0)!;
 }
 

@@ -109,7 +109,10 @@ describe('the shipped figures', () => {
 
 /** Steps of an H200 that were not handed to the equations, held to what docs/explain/scaling.md says of them. */
 describe('what was measured on one GPU beside the shipped figures', () => {
-  const results = (name: string) => JSON.parse(readFileSync(join(RESULTS, name), 'utf8'));
+  const { runs }: { runs: { name: string; rows: unknown[] }[] } = JSON.parse(
+    readFileSync(join(RESULTS, 'plan-h200.json'), 'utf8'),
+  );
+  const rowsOf = <R>(name: string) => runs.find((run) => run.name === name)!.rows as R[];
   const small = measured.rows.filter(
     ({ config, precision, S }) => config === '125m' && precision === 'bf16' && S === 2048,
   );
@@ -119,7 +122,7 @@ describe('what was measured on one GPU beside the shipped figures', () => {
   };
 
   it.each(['bf16', 'fp8'] as const)('another run of the build before in %s comes out within 10 %%', (precision) => {
-    const rows: Row[] = results('train-h200-5.json')[`train_${precision}`].rows;
+    const rows = rowsOf<Row>('lengths, the build before').filter((row) => row.precision === precision);
     expect(rows).toHaveLength(4);
     for (const row of rows) {
       const predicted = stepMs(inputOf({ ...row, config: '125m', precision }));
@@ -135,14 +138,11 @@ describe('what was measured on one GPU beside the shipped figures', () => {
   });
 
   it('gradient checkpointing makes a step longer by what was measured, with a kept ranking and without', () => {
-    const rows: { S: number; ms_step: number; gradient_checkpointing: boolean; code?: string }[] =
-      results('train-long-h200.json').rows;
+    const rows = rowsOf<{ S: number; ms_step: number; gradient_checkpointing: boolean }>('gradient checkpointing');
     const find = (S: number, isCheckpointed: boolean) =>
-      rows.find((row) => row.S === S && row.gradient_checkpointing === isCheckpointed && row.code === undefined)!
-        .ms_step;
-    const plain8192: number = results('train-h200-2.json').rows[1].ms_step; // of the same build
+      rows.find((row) => row.S === S && row.gradient_checkpointing === isCheckpointed)!.ms_step;
     const cases = [
-      { train: { seq_len: 8192, batch_size: 8 }, ratio: find(8192, true) / plain8192 },
+      { train: { seq_len: 8192, batch_size: 8 }, ratio: find(8192, true) / find(8192, false) },
       { train: { seq_len: 262_144, batch_size: 1 }, ratio: find(262_144, true) / find(262_144, false) },
     ];
     for (const { train, ratio } of cases) {
@@ -164,8 +164,8 @@ describe('what was measured on one GPU beside the shipped figures', () => {
   });
 
   it('four micro-batches of 1 x 2048 with checkpointing take less than predicted, by no more than 10 %', () => {
-    const rows = readFileSync(join(RESULTS, 'train-h200-small.csv'), 'utf8').trim().split('\n').slice(2);
-    const perSecond = rows.map((row) => Number(row.split(',')[3])).sort((a, b) => a - b)[Math.floor(rows.length / 2)];
+    const rows = rowsOf<{ tokens_per_s: number }>('four micro-batches').slice(1);
+    const perSecond = rows.map((row) => row.tokens_per_s).sort((a, b) => a - b)[Math.floor(rows.length / 2)];
     const train = { seq_len: 2048, batch_size: 1, accumulate_grad_batches: 4 };
     const ratio = (1e3 * 4 * 2048) / perSecond / stepMs({ runtime: { gradient_checkpointing: true }, train });
     expect(ratio).toBeGreaterThan(0.9);

@@ -9,7 +9,7 @@ import { layerShapes, type ModelShape, stepPrecision } from '../model/shape.js';
 import { launchesOf } from './launches.js';
 import type { Speed } from './measured.js';
 import { allReduceSeconds, type Network, shardSeconds } from './network.js';
-import { exchange, type Part } from './timeline.js';
+import { exchange, type ModelPart } from './timeline.js';
 
 export interface PlanCase {
   readonly shape: ModelShape;
@@ -113,7 +113,7 @@ export function computeOf({ shape, config }: PlanCase, speed: Speed): Compute {
 export function stepOn(compute: Compute, ranks: number, parallel: Parallel): Step {
   const { network, zero1, overlap, bucketBytes } = parallel;
   const bytes = WIRE_BYTES[parallel.wire];
-  const parts: Part[] = compute.backward.map(({ name, seconds, tensors }) => ({
+  const parts: ModelPart[] = compute.backward.map(({ name, seconds, tensors }) => ({
     name,
     seconds: overlap ? seconds : 0,
     gradients: tensors.map((size) => bytes * size),

@@ -1,8 +1,8 @@
 import { describe, expect, it } from 'vitest';
 import fc from '../testing/properties.js';
-import { exchange, type Part } from './timeline.js';
+import { exchange, type ModelPart } from './timeline.js';
 
-const part = (seconds: number, ...gradients: number[]): Part => ({ name: '', seconds, gradients });
+const part = (seconds: number, ...gradients: number[]): ModelPart => ({ name: '', seconds, gradients });
 
 describe('by hand', () => {
   const parts = [part(1, 50, 50), part(2, 50, 50)];

@@ -4,7 +4,7 @@
  */
 
 /** A part of the model, in backward order. */
-export interface Part {
+export interface ModelPart {
   readonly name: string;
   /** Seconds of its backward pass. */
   readonly seconds: number;
@@ -20,7 +20,7 @@ export interface Exchange {
   readonly exposed: number;
 }
 
-export function exchange(parts: readonly Part[], bucketBytes: number, send: (bytes: number) => number): Exchange {
+export function exchange(parts: readonly ModelPart[], bucketBytes: number, send: (bytes: number) => number): Exchange {
   let communication = 0;
   let free = 0; // when the wire is
   const buckets = readyTimes(parts, bucketBytes);
@@ -36,7 +36,7 @@ export function exchange(parts: readonly Part[], bucketBytes: number, send: (byt
 }
 
 /** The time at which each bucket is complete. Gradients are not split: a large one is a bucket of its own (makeBuckets). */
-function readyTimes(parts: readonly Part[], bucketBytes: number): { at: number; bytes: number }[] {
+function readyTimes(parts: readonly ModelPart[], bucketBytes: number): { at: number; bytes: number }[] {
   const buckets: { at: number; bytes: number }[] = [];
   let began = 0;
   for (const { seconds, gradients } of parts) {

@@ -16,6 +16,7 @@ test('settings are recorded, other variables and everything like a credential ar
     NSA_SEQ_LEN: '2048',
     NSA_TOKENIZER: 'gpt2',
     RANK: '0',
+    DDP_SAFE: '1',
     MASTER_ADDR: 'node1',
     NSA_API_KEY: 'x',
     NSA_HF_TOKEN: 'x',
@@ -26,7 +27,8 @@ test('settings are recorded, other variables and everything like a credential ar
     HOME: '/root',
     RANK_SECRET: 'x',
   });
-  expect(recorded).toEqual({ NSA_SEQ_LEN: '2048', NSA_TOKENIZER: 'gpt2', RANK: '0', MASTER_ADDR: 'node1' });
+  const settings = { NSA_SEQ_LEN: '2048', NSA_TOKENIZER: 'gpt2' };
+  expect(recorded).toEqual({ ...settings, RANK: '0', DDP_SAFE: '1', MASTER_ADDR: 'node1' });
 });
 
 test('a password inside a URL is removed', () => {

@@ -12,7 +12,7 @@ export interface RunEnvironment {
 }
 
 const RECORDED =
-  /^(?:NSA_|TREFOIL_|CUDA_VISIBLE_DEVICES$|OMP_NUM_THREADS$|(?:RANK|WORLD_SIZE|LOCAL_RANK|MASTER_ADDR|MASTER_PORT|CONFIG)$)/;
+  /^(?:NSA_|TREFOIL_|DDP_SAFE$|CUDA_VISIBLE_DEVICES$|OMP_NUM_THREADS$|(?:RANK|WORLD_SIZE|LOCAL_RANK|MASTER_ADDR|MASTER_PORT|CONFIG)$)/;
 /** A run folder is shared and archived. NSA_TOKENIZER is the one honest name that looks like a secret. */
 const CREDENTIAL = /TOKEN(?!IZER)|SECRET|KEY|PASSW|CREDENTIAL|AUTH/i;
 const MIB = 1024 * 1024;

@@ -37,8 +37,10 @@ test('the names are those of the contract', () => {
     '/out/val.csv',
     '/out/k_stats.csv',
     '/out/fallback_counters.csv',
+    '/out/own_metrics.csv',
     '/out/attention.jsonl',
     '/out/samples.jsonl',
+    '/out/run.log',
     '/out/metrics.json',
     '/out/env.json',
     '/out/config.yaml',
@@ -75,16 +77,14 @@ test('files that a killed process had begun are removed, not those that somebody
   mkdirSync(run, { recursive: true });
   const dead = 2 ** 22 + 1; // Above the highest pid of Linux.
   const old = [`.model.safetensors.tmp-${dead}`, `.metrics.json.tmp-${process.ppid}`, 'notes.tmp-1'];
-  for (const name of [...old, `.env.json.tmp-${dead}`]) writeFileSync(join(run, name), 'half');
+  const fresh = [`.env.json.tmp-${dead}`, `.config.yaml.tmp-${dead}`, `..HALT.tmp-${dead}`];
+  for (const name of [...old, ...fresh]) writeFileSync(join(run, name), 'half');
   for (const name of old) utimesSync(join(run, name), 1, 1);
   new RunFolder(run, 1).close();
-  expect(readdirSync(run)).toHaveLength(4);
+  expect(readdirSync(run)).toHaveLength(6);
   new RunFolder(run).close();
-  expect(readdirSync(run).sort()).toEqual([
-    `.env.json.tmp-${dead}`,
-    `.metrics.json.tmp-${process.ppid}`,
-    'notes.tmp-1',
-  ]);
+  // Another machine may be writing .HALT, but only the owner of the lock writes the others.
+  expect(readdirSync(run).sort()).toEqual([`..HALT.tmp-${dead}`, `.metrics.json.tmp-${process.ppid}`, 'notes.tmp-1']);
 });
 
 test('an out_dir that is a file, or inside one, is refused by name', () => {
@@ -93,14 +93,12 @@ test('an out_dir that is a file, or inside one, is refused by name', () => {
   expect(() => new RunFolder(join(folder, 'file', 'run'))).toThrow(UsageError);
 });
 
-test('metrics, environment and config are whole files that read back', () => {
+test('environment and config are whole files that read back', () => {
   const runFolder = new RunFolder(run);
-  runFolder.writeMetrics({ first_loss: 10.5, last_loss: Number.NaN });
   runFolder.writeConfig('model:\n  dim: 768\n');
   const environment = collectEnvironment({ NSA_LR: '1', NSA_TOKEN: 'secret' }, folder);
   runFolder.writeEnvironment({ device: 'cpu' }, environment);
   runFolder.close();
-  expect(readJson(runFolder.paths.metrics)).toEqual({ first_loss: 10.5, last_loss: 'NaN' });
   expect(readFileSync(runFolder.paths.config, 'utf8')).toBe('model:\n  dim: 768\n');
   expect(readJson(runFolder.paths.env)).toMatchObject({ device: 'cpu', environment: { NSA_LR: '1' } });
   expect(readFileSync(runFolder.paths.env, 'utf8')).not.toContain('secret');

@@ -1,21 +1,40 @@
 /** The folder of a run, opened for writing: the lock, and the small files that are replaced as a whole. */
 import { existsSync, rmdirSync, rmSync } from 'node:fs';
-import { dirname, resolve } from 'node:path';
+import { basename, dirname, resolve } from 'node:path';
 import { UsageError } from '../errors.js';
 import { ensureFolder, fileError, isFileSystemError, leftBehind, statOrUndefined, writeFileAtomic } from '../files.js';
+import { listCheckpoints } from './checkpoint/read.js';
 import { collectEnvironment, type RunEnvironment } from './environment.js';
 import { toJson } from './json.js';
-import { acquireLock, type RunLock } from './lock.js';
+import { acquireLock, type RunLock, refuseLiveOwner } from './lock.js';
+import { readCsv, TRAINING_CSV } from './logs/csv.js';
 import { type RunPaths, runPaths } from './paths.js';
 
-/** What `asideName` makes: .NAME.tmp-pid. */
+/** The names that `asideName` makes: .NAME.tmp-pid. */
 const ASIDE_NAME = /^\..+\.tmp-(\d+)$/;
+const OWN_ASIDE = /^\.(config\.yaml|env\.json|metrics\.json|model\.safetensors|config\.json)\.tmp-/;
+
+/** A folder that holds a run is only ever continued, never overwritten. */
+export function refuseUsedFolder(outDir: string): void {
+  const paths = runPaths(outDir);
+  const isUsed =
+    listCheckpoints(paths.checkpoints).length > 0 ||
+    existsSync(paths.model) ||
+    readCsv(paths.training, TRAINING_CSV).rows.length > 0;
+  if (!isUsed) return;
+  refuseLiveOwner(paths.lock); // which can be neither resumed nor replaced
+  throw new UsageError(
+    `${outDir} holds a run already: go on with --resume auto or choose another --out-dir ` +
+      "(in TypeScript: resume: 'auto' or train.out_dir)",
+  );
+}
 
 /** A run folder opened for writing. */
 export class RunFolder {
   readonly path: string;
   readonly paths: RunPaths;
   readonly #lock: RunLock | undefined;
+  #isLockKept = false;
   /** Folders that did not exist before, the innermost first. */
   readonly #created: string[] = [];
 
@@ -43,14 +62,17 @@ export class RunFolder {
   /** Files that a killed process had begun: a final model among them is as large as the model. */
   #removeLeftovers(): void {
     for (const path of leftBehind(this.path, ASIDE_NAME)) {
-      // A pid says nothing of other machines that see this folder: what was touched just now may be theirs.
+      // Only the owner of the lock writes these files. Others may come from a machine whose processes cannot be seen from
+      // here: what was touched just now may still be written.
+      const isOwn = OWN_ASIDE.test(basename(path));
       const facts = statOrUndefined(path);
-      if (facts && Date.now() - facts.mtimeMs > 60_000) rmSync(path, { force: true });
+      if (facts && (isOwn || Date.now() - facts.mtimeMs > 60_000)) rmSync(path, { force: true });
     }
   }
 
-  writeMetrics(metrics: Readonly<Record<string, unknown>>): void {
-    writeFileAtomic(this.paths.metrics, `${toJson(metrics, 2)}\n`);
+  /** The lock stays when this process ends: an end that could not be written must look like that of a dead process. */
+  keepLock(): void {
+    this.#isLockKept = true;
   }
 
   /** `more` adds what only the caller knows, such as the device and its driver. */
@@ -68,7 +90,7 @@ export class RunFolder {
 
   /** Releases the lock, and removes a folder that was created for a run that never began. */
   close(): void {
-    this.#lock?.release();
+    if (!this.#isLockKept) this.#lock?.release();
     for (const path of this.#created) {
       try {
         rmdirSync(path);

@@ -1,9 +1,10 @@
 /** The lock of a run folder: two trainers in one folder would mix their files. */
 import { randomUUID } from 'node:crypto';
-import { closeSync, openSync, readFileSync, rmSync, statSync, writeSync } from 'node:fs';
+import { closeSync, openSync, rmSync, writeSync } from 'node:fs';
 import { UsageError } from '../errors.js';
-import { errorCode, fileError, isPlainObject, parseObject } from '../files.js';
-import { isAlive, ownIdentity, type ProcessIdentity } from '../process-identity.js';
+import { errorCode, fileError, isPlainObject, parseObject, readText, statOrUndefined } from '../files.js';
+import { holdsOpen, isAlive, ownIdentity, type ProcessIdentity } from '../process-identity.js';
+import { runPaths } from './paths.js';
 
 export interface LockOwner extends ProcessIdentity {
   /** When the run took the lock, ISO 8601. */
@@ -24,6 +25,8 @@ const UNFINISHED_MS = 5_000;
 /** Times WAIT_MS longer than UNFINISHED_MS, so that one call sees an unfinished lock through to its end. */
 const ATTEMPTS = 400;
 const WAIT_MS = 20;
+/** A longer file is no lock of ours. */
+const LOCK_BYTES = 65_536;
 const UNKNOWN_START = { process_start: null, boot_id: null };
 
 /** Takes the lock at `path`; refused while its owner lives, taken over when the owner is dead. */
@@ -53,6 +56,12 @@ export function refuseLiveOwner(path: string): void {
 export function readLockOwner(path: string): (LockOwner & { alive: boolean | undefined }) | undefined {
   const found = readLock(path);
   return typeof found === 'string' ? undefined : { ...found, alive: isAlive(found) };
+}
+
+/** Whether a process writes the run in `dir`: it holds the heartbeats of rank 0 or its section file open. */
+export function isRunProcess(dir: string, pid: number): boolean {
+  const { heartbeat, section } = runPaths(dir);
+  return holdsOpen(pid, [heartbeat(0), section(0)]) === true;
 }
 
 function tryCreate(path: string): RunLock | undefined {
@@ -103,15 +112,9 @@ function removeDeadLock(path: string, dead: LockOwner | 'damaged'): void {
 type LockContent = LockOwner | 'gone' | 'unfinished' | 'damaged';
 
 function readLock(path: string): LockContent {
-  let text: string;
-  let age: number;
-  try {
-    age = Date.now() - statSync(path).mtimeMs;
-    text = readFileSync(path, 'utf8');
-  } catch (error) {
-    if (errorCode(error) === 'ENOENT') return 'gone';
-    throw fileError('read', path, error);
-  }
+  const text = readText(path, { links: 'refused', limit: LOCK_BYTES });
+  const age = Date.now() - (statOrUndefined(path)?.mtimeMs ?? 0);
+  if (text === undefined) return 'gone';
   const parsed = parseObject(text);
   if (isOwner(parsed)) return { ...UNKNOWN_START, ...parsed };
   return age < UNFINISHED_MS ? 'unfinished' : 'damaged';
@@ -121,6 +124,7 @@ function isOwner(value: unknown): value is LockOwner {
   return (
     isPlainObject(value) &&
     Number.isSafeInteger(value['pid']) &&
+    (value['pid'] as number) > 0 &&
     typeof value['host'] === 'string' &&
     typeof value['nonce'] === 'string' &&
     typeof value['run_start'] === 'string'

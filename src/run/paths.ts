@@ -2,9 +2,9 @@
  * Where each file of a run lies, and the marks that control it. Apart from the folder's writer, because a watchdog that looks
  * at a run should not load a YAML library for it.
  */
-import { readdirSync, readFileSync, rmSync } from 'node:fs';
+import { readdirSync, rmSync } from 'node:fs';
 import { basename, join } from 'node:path';
-import { errorCode, writeFileAtomic } from '../files.js';
+import { errorCode, readText, writeFileAtomic } from '../files.js';
 
 /** All names are here and nowhere else. */
 export function runPaths(outDir: string) {
@@ -14,8 +14,11 @@ export function runPaths(outDir: string) {
     val: path('val.csv'),
     kStats: path('k_stats.csv'),
     fallbackCounters: path('fallback_counters.csv'),
+    ownMetrics: path('own_metrics.csv'),
     attention: path('attention.jsonl'),
     samples: path('samples.jsonl'),
+    /** The lines that rank 0 printed. */
+    log: path('run.log'),
     /** Heartbeats of a rank. */
     heartbeat: (rank: number): string => path(`heartbeat_rank${rank}.jsonl`),
     /** The current section of a rank. */
@@ -71,18 +74,17 @@ export function clearSections(outDir: string): void {
 
 const SECTION_NAME = /^\.section_rank\d+$/;
 
+/** More than a person writes into a control file. */
+const MARK_BYTES = 4096;
+
 /** The text of a control file such as `.HALT`, without its label; undefined if the file does not exist. */
 export function readMark(path: string): string | undefined {
   try {
-    return (
-      readFileSync(path, 'utf8')
-        .trim()
-        .replace(/^halt:\s*/, '') || 'no reason given'
-    );
+    const text = readText(path, { links: 'refused', limit: MARK_BYTES });
+    return text === undefined ? undefined : text.trim().replace(/^halt:\s*/, '') || 'no reason given';
   } catch (error) {
-    if (errorCode(error) === 'ENOENT') return undefined;
     // Somebody put it there, and that is the message; why it cannot be read is only a detail.
-    return `${basename(path)} cannot be read: ${errorCode(error) ?? String(error)}`;
+    return `${basename(path)} cannot be read: ${errorCode(error) ?? (error as Error).message}`;
   }
 }
 

@@ -18,6 +18,14 @@ export interface RankView {
   readonly section: Section | undefined;
 }
 
+/** Values of config.yaml; null where it does not say. */
+export interface SavedSettings {
+  readonly steps: number | null;
+  readonly lr: number | null;
+  /** data.source */
+  readonly source: string | null;
+}
+
 export interface RunView {
   readonly dir: string;
   readonly name: string;
@@ -26,6 +34,7 @@ export interface RunView {
   readonly ranks: readonly RankView[];
   readonly training: readonly CsvRow<typeof TRAINING_CSV>[];
   readonly val: readonly CsvRow<typeof VAL_CSV>[];
+  readonly settings: SavedSettings;
   readonly halt: string | undefined;
   readonly anomaly: string | undefined;
   readonly owner: (LockOwner & { readonly alive: boolean | undefined }) | undefined;
@@ -69,6 +78,7 @@ export function readRun(dir: string, { beats = DEFAULT_BEATS } = {}): RunView {
     ranks: ranks.filter(({ rank }, i) => i === 0 || rank < world),
     training: csv(paths.training, TRAINING_CSV),
     val: csv(paths.val, VAL_CSV),
+    settings: attempt(NO_SETTINGS, () => savedSettings(paths.config)),
     halt: attempt(undefined, () => readHalt(path)),
     anomaly: attempt(undefined, () => readAnomaly(path)),
     owner: attempt(undefined, () => readLockOwner(paths.lock)),
@@ -81,6 +91,23 @@ function ranksIn(folder: string): number[] {
     .flatMap((name) => HEARTBEAT_NAME.exec(name)?.[1] ?? [])
     .map(Number);
   return ranks.length === 0 ? [0] : ranks.sort((a, b) => a - b);
+}
+
+const NO_SETTINGS: SavedSettings = { steps: null, lr: null, source: null };
+
+/** Read with regular expressions: loading the YAML library would slow `status` down. */
+export function savedSettings(path: string): SavedSettings {
+  const text = readText(path);
+  if (text === undefined) return NO_SETTINGS;
+  const textOf = (section: string, key: string): string | null => {
+    const body = new RegExp(`^${section}:\\n((?:[ \\t].*\\n?)*)`, 'm').exec(text)?.[1] ?? '';
+    return new RegExp(`^\\s+${key}: (\\S+)\\s*$`, 'm').exec(body)?.[1] ?? null;
+  };
+  const numberOf = (section: string, key: string): number | null => {
+    const value = Number(textOf(section, key) ?? Number.NaN);
+    return Number.isFinite(value) ? value : null;
+  };
+  return { steps: numberOf('train', 'steps'), lr: numberOf('train', 'lr'), source: textOf('data', 'source') };
 }
 
 /** metrics.json, env.json and the like: undefined when missing, or when there is no JSON object in it. */

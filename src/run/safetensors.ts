@@ -6,8 +6,9 @@ import { createHash } from 'node:crypto';
 import { closeSync } from 'node:fs';
 import { UsageError } from '../errors.js';
 import { fileError, openRegularFile, readFully, replaceFile, writeFully } from '../files.js';
+import type { RowsInFile } from '../ops/linear/packed.js';
 import type { Parameter } from '../tensor/parameter.js';
-import type { Tensor } from '../tensor/tensor.js';
+import type { Shape, Tensor } from '../tensor/tensor.js';
 import { HashThread } from './hash-thread.js';
 import {
   checkHeaderLength,
@@ -43,6 +44,12 @@ export interface TensorToWrite {
   data: Uint8Array | (() => Uint8Array | Iterable<Uint8Array>);
 }
 
+/** How a safetensors file is opened. */
+export interface SafetensorsOptions {
+  /** Symbolic links, as `openRegularFile` takes them. Default: followed. */
+  readonly links?: 'followed' | 'refused' | 'in model';
+}
+
 /** How a safetensors file is written. */
 export interface WriteSafetensorsOptions {
   /** Wait until the content and the name are on the disk. */
@@ -59,8 +66,8 @@ export class SafetensorsFile {
   readonly #dataStart: number;
   readonly #descriptor: number;
 
-  constructor(path: string) {
-    const { descriptor, size } = openRegularFile(path);
+  constructor(path: string, options: SafetensorsOptions = {}) {
+    const { descriptor, size } = openRegularFile(path, options);
     try {
       const prefix = new Uint8Array(PREFIX_BYTES);
       const length = checkHeaderLength(path, prefix.subarray(0, readFully(descriptor, prefix, 0)), size);
@@ -114,6 +121,12 @@ export class SafetensorsFile {
     }
   }
 
+  /** Where the rows of a tensor lie; valid while the file is open. */
+  parts(name: string): readonly RowsInFile[] {
+    const { begin, shape } = this.entry(name);
+    return [{ descriptor: this.#descriptor, offset: this.#dataStart + begin, rows: shape[0] }];
+  }
+
   /** Reads one tensor into memory of its own. */
   read(name: string): SafeTensor {
     const { dtype, shape, begin, end } = this.entry(name);
@@ -128,8 +141,8 @@ export class SafetensorsFile {
 }
 
 /** Opens a file and checks its header; the caller closes it. */
-export function openSafetensors(path: string): SafetensorsFile {
-  return new SafetensorsFile(path);
+export function openSafetensors(path: string, options: SafetensorsOptions = {}): SafetensorsFile {
+  return new SafetensorsFile(path, options);
 }
 
 /** Reads a whole file into memory. */
@@ -198,10 +211,12 @@ export interface TensorSource {
   read(name: string): SafeTensor;
   /** Bytes `from` to `to` of a tensor, piece by piece; a piece is valid until the next. */
   pieces(name: string, from: number, to: number): Iterable<Uint8Array>;
+  /** The rows of a tensor in their files, in order; none if they are all zero. Valid until `close`. */
+  parts(name: string): readonly RowsInFile[];
   close(): void;
 }
 
-/** What has weights: a model. */
+/** An object that has weights: a model. */
 interface Weighted {
   readonly parameters: readonly Parameter[];
 }
@@ -218,25 +233,41 @@ export function* namedTensors(named: Iterable<readonly [string, Tensor]>): Gener
 }
 
 /** Fills the weights of a model from a source that must hold exactly these, with these shapes. */
-export function loadWeights(source: TensorSource, { parameters }: Weighted): void {
-  const { path, entries } = source;
+export function loadWeights(source: TensorSource, model: Weighted): void {
+  expectNoOthers(source, model);
+  for (const { name, value } of model.parameters) {
+    expectFloatEntry(source, name, value.shape);
+    readInto(source, name, value);
+  }
+  for (const parameter of model.parameters) parameter.changed();
+}
+
+/** Throws if a source holds a tensor that is no weight of the model. */
+export function expectNoOthers({ path, entries }: TensorSource, { parameters }: Weighted): void {
   const names = new Set(parameters.map(({ name }) => name));
   for (const name of entries.keys())
     if (!names.has(name))
       throw new UsageError(`${path}: holds ${name}, which this model does not have; check the config`);
-  for (const { name, value } of parameters) {
-    const entry = entries.get(name);
-    if (!entry) throw new UsageError(`${path}: has no ${name}, which this model needs; check the config`);
-    const values = entry.shape.join() === value.shape.join() ? toFloat32(source.read(name)) : null;
-    if (!values)
-      throw new UsageError(
-        `${path}: ${name} is ${entry.dtype} [${entry.shape.join(', ')}], this model needs F32, BF16 or F16 [${value.shape.join(', ')}]`,
-      );
-    value.writeBytes(new Uint8Array(values.buffer, values.byteOffset, values.byteLength));
-  }
-  for (const parameter of parameters) parameter.changed();
 }
 
-function changed(path: string): UsageError {
+/** The type of a tensor of a source, which must be one of floats and have this shape. */
+export function expectFloatEntry({ path, entries }: TensorSource, name: string, shape: Shape): 'F32' | 'BF16' | 'F16' {
+  const entry = entries.get(name);
+  if (!entry) throw new UsageError(`${path}: has no ${name}, which this model needs; check the config`);
+  const { dtype } = entry;
+  if ((dtype === 'F32' || dtype === 'BF16' || dtype === 'F16') && entry.shape.join() === shape.join()) return dtype;
+  throw new UsageError(
+    `${path}: ${name} is ${dtype} [${entry.shape.join(', ')}], this model needs F32, BF16 or F16 [${shape.join(', ')}]`,
+  );
+}
+
+/** Copies a tensor of floats of a source to the device, widened to f32. */
+export function readInto(source: TensorSource, name: string, value: Tensor): void {
+  const values = toFloat32(source.read(name))!;
+  value.writeBytes(new Uint8Array(values.buffer, values.byteOffset, values.byteLength));
+}
+
+/** The error for a file whose end came too early. */
+export function changed(path: string): UsageError {
   return new UsageError(`${path}: the file became shorter while it was read; wait for its writer and try again`);
 }

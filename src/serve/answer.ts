@@ -1,45 +1,45 @@
 /** Answers one request for completions: submits its choices, and writes a stream or one JSON value. */
 import type { ServerResponse } from 'node:http';
 import type { Tokenizer } from '../data/tokenizer.js';
-import type { PositionLogprobs, RequestUsage } from '../infer/engine/request.js';
-import { ApiError, asApiError } from './errors.js';
-import { ChoiceFormat, finishedReason, type Piece, usageOf } from './format.js';
+import { sendError, sendJson } from '../http/answer.js';
+import { asHttpError, HttpError, tooBusy } from '../http/error.js';
+import { commentFrame, EventStream, eventFrame } from '../http/event-stream.js';
+import { PieceWriter } from '../http/piece-writer.js';
+import type { RequestUsage } from '../infer/engine/request.js';
+import { type ChoiceDelta, ChoiceFormat, type Echo, finishedReason, usageOf } from './format.js';
 import type { HostEvent, ModelHost } from './host.js';
+import type { PackedLogprobs } from './logprobs.js';
 import type { Metrics } from './metrics.js';
-import type { Job } from './protocol.js';
+import { type Job, type Prompt, requestOf } from './protocol.js';
 import type { Turns } from './turns.js';
 
-/** Bytes that a client may leave unread before its request is cancelled. */
-const MOST_UNREAD = 16 * 2 ** 20;
-
-/** What the log says about a request. */
+/** Fields of the log about a request. */
 export interface Outcome {
   readonly usage: object | null;
   readonly finish: readonly string[];
   readonly firstTokenMs: number | null;
+  /** The error that ended it; null if none did. */
+  readonly error: HttpError | null;
 }
-
-/** The frame of a token, around its text and its number: most frames of a stream differ in these only. */
-interface FrameParts {
-  readonly start: string;
-  readonly middle: string;
-  readonly end: string;
-}
-
-/** Stand for the text and the token of a frame whose parts are taken; both appear in it once. */
-const ANY_TEXT = '\u0000any text\u0000';
-const ANY_TOKEN = 0x7fff_fff1;
 
 interface Choice {
   readonly format: ChoiceFormat;
-  /** Of a stream without log-probabilities; null before the first token. */
-  parts: FrameParts | null;
-  /** Everything so far, for a whole answer. */
-  readonly all: Piece;
+  readonly index: number;
+  /** For a whole answer. */
+  echo: Echo | null;
+  /** While a stream writes it. */
+  isEchoing: boolean;
+  /** Everything after the echo so far, for a whole answer. */
+  readonly all: ChoiceDelta;
   usage: RequestUsage | null;
   hasFirst: boolean;
   lastAt: number;
 }
+
+/** Tokens and log-probabilities that an answer may list, and characters of its texts, to be written in one go. */
+const SMALL_ANSWER = { listed: 2 ** 12, characters: 2 ** 16 };
+/** Time after which a stream whose client sends nothing more is written to again, to learn whether it is still read [ms]. */
+const PROBE_MS = 50;
 
 export interface AnswerOptions {
   readonly id: string;
@@ -60,76 +60,109 @@ export class Answer {
   readonly #choices: Choice[];
   readonly #cancels: (() => void)[] = [];
   readonly #startedAt = performance.now();
-  readonly #head: object;
-  #unread: string[] = [];
-  #unreadBytes = 0;
-  #isWaiting = false;
+  /** The fields that all JSON values of the answer begin with, formatted once: they are most of a frame. */
+  readonly #head: string;
+  /** Where a stream is written; null for an answer of one JSON value. */
+  #stream: EventStream | null = null;
+  #prompts: readonly Prompt[] = [];
   #isOver = false;
+  /** Whether a part of a whole answer may be written. */
+  #isEnding = false;
   #left: number;
   #firstTokenMs: number | null = null;
-  #wroteAt = performance.now();
+  #error: HttpError | null = null;
   #resolve!: (outcome: Outcome) => void;
 
   constructor(response: ServerResponse, job: Job, options: AnswerOptions) {
     this.#response = response;
     this.#job = job;
     this.#options = options;
-    const count = job.prompts.length * job.n;
-    this.#left = count;
-    this.#choices = Array.from({ length: count }, (_, index) => ({
+    this.#left = job.choices;
+    this.#choices = Array.from({ length: job.choices }, (_, index) => ({
       format: new ChoiceFormat(job, index, options.tokenizer),
-      parts: null,
+      index,
+      echo: null,
+      isEchoing: false,
       all: { text: '', positions: [], finish: null },
       usage: null,
       hasFirst: false,
       lastAt: this.#startedAt,
     }));
     const object = job.kind === 'chat' ? 'chat.completion' : 'text_completion';
-    this.#head = {
+    const head = {
       id: options.id,
       object: job.stream && job.kind === 'chat' ? `${object}.chunk` : object,
       created: Math.floor(Date.now() / 1000),
       model: options.model,
     };
+    this.#head = JSON.stringify(head).slice(1, -1);
     this.done = new Promise((resolve) => {
       this.#resolve = resolve;
     });
   }
 
+  /** Sends the beginning of a stream: the first byte leaves at once, whatever the engine is doing. */
   start(headers: Readonly<Record<string, string>>): void {
-    this.#response.on('close', () => this.#finish());
-    this.#response.on('drain', () => {
-      this.#isWaiting = false;
-      this.#flush();
+    const { socket } = this.#response.req;
+    const probe = () => this.#probe();
+    socket.on('end', probe);
+    if (socket.readableEnded) setImmediate(probe);
+    this.#response.on('close', () => {
+      socket.off('end', probe);
+      this.#guarded(() => this.#finish());
     });
-    if (this.#job.stream) {
-      this.#response.writeHead(200, {
-        ...headers,
-        'content-type': 'text/event-stream',
-        'cache-control': 'no-cache',
-        'x-accel-buffering': 'no', // nginx would hold the events back
-      });
-      // The first byte leaves at once, whatever the engine is doing.
-      if (this.#job.kind === 'chat') this.#send(this.#choices.flatMap(({ format }) => this.#frame([format.role()])));
-      else this.#send([': accepted\n\n']);
-    } else for (const [name, value] of Object.entries(headers)) this.#response.setHeader(name, value);
+    if (!this.#job.stream) {
+      for (const [name, value] of Object.entries(headers)) this.#response.setHeader(name, value);
+      return;
+    }
+    this.#stream = new EventStream(this.#response, headers);
+    this.#stream.send(
+      this.#job.kind === 'chat'
+        ? this.#choices.map(({ format }) => this.#frame([format.role()])).join('')
+        : commentFrame('accepted'),
+    );
+  }
+
+  /** Gives the requests to the model. */
+  submit(prompts: readonly Prompt[]): void {
+    this.#prompts = prompts;
     this.#options.turns.add(() => this.#submit());
   }
 
   #submit(): void {
-    const { host } = this.#options;
     if (this.#isOver) return; // the client is gone
+    this.#guarded(() => {
+      for (const choice of this.#choices)
+        this.#cancels.push(
+          this.#options.host.submit(requestOf(this.#job, this.#prompts, choice.index), (events) =>
+            this.#guarded(() => this.#take(choice, events)),
+          ),
+        );
+    });
+  }
+
+  /** An error in what is done for this answer ends this answer, and nothing else. */
+  #guarded(work: () => void): void {
     try {
-      for (const [index, choice] of this.#choices.entries())
-        this.#cancels.push(host.submit(this.#job.request(index), (events) => this.#take(choice, events)));
+      work();
     } catch (error) {
-      this.#fail(asApiError(error)); // a text whose tokens do not fit
+      this.fail(error);
     }
   }
 
-  /** A comment if nothing was written for `seconds`, so that proxies and people know the stream is alive. */
+  /**
+   * The client sends no more. It may read on; if it is gone, the system says so after something was sent. Nothing is sent
+   * in the course of a whole answer, so that counts as gone.
+   */
+  #probe(): void {
+    if (!this.#stream) this.#response.destroy();
+    this.keepAlive(0);
+    setTimeout(() => this.keepAlive(0), PROBE_MS).unref();
+  }
+
+  /** Shows that a stream is alive if nothing was sent for `seconds`. */
   keepAlive(seconds: number): void {
-    if (this.#job.stream && performance.now() - this.#wroteAt >= seconds * 1000) this.#send([': keep-alive\n\n']);
+    this.#stream?.keepAlive(seconds);
   }
 
   /** Ends the request with what there is. */
@@ -142,24 +175,21 @@ export class Answer {
       this.#count(choice, events);
       return;
     }
-    if (this.#job.stream && this.#job.logprobs === null && events.every(({ type }) => type === 'token')) {
-      this.#count(choice, events);
-      this.#send([this.#tokenFrame(choice, events)]);
-      return;
-    }
-    const piece: Piece = { text: '', positions: [], finish: null };
-    const frames: string[] = [];
+    const piece: ChoiceDelta = { text: '', positions: [], finish: null };
+    let frames = '';
     for (const event of events) {
       if (event.type === 'error') {
-        this.#fail(new ApiError(event.isBusy ? 429 : 500, event.message));
+        this.fail(event.isBusy ? tooBusy(event.message, 'queue_full') : new HttpError(500, event.message));
         return;
       }
-      if (event.type === 'progress') frames.push(...this.#progress(event));
-      else if (event.type === 'prompt') this.#echo(choice, piece, event.logprobs);
-      else if (event.type === 'token') {
+      if (event.type === 'progress') frames += this.#progress(event);
+      else if (event.type === 'prompt') {
+        this.#stream?.send(frames);
+        frames = '';
+        if (this.#job.echo) this.#echo(choice, event.logprobs);
+      } else if (event.type === 'token') {
         piece.text += event.text;
-        if (this.#job.logprobs !== null || this.#job.returnTokenIds)
-          piece.positions.push({ token: event.token, logprobs: event.logprobs ?? null });
+        if (choice.format.hasPositions) piece.positions.push({ token: event.token, logprobs: event.logprobs ?? null });
       } else {
         piece.text += event.text;
         piece.finish = finishedReason(event.finishReason);
@@ -167,50 +197,41 @@ export class Answer {
     }
     this.#count(choice, events);
     this.#join(choice, piece);
-    if (this.#job.stream && (piece.text !== '' || piece.positions.length > 0 || piece.finish))
-      frames.push(...choice.format.chunks(piece).flatMap((chunk) => this.#frame([chunk])));
+    if (this.#stream && (piece.text !== '' || piece.positions.length > 0 || piece.finish)) {
+      // In the order of the text: an echo may still be on its way.
+      if (choice.isEchoing) this.#stream.sendAll(this.#frames(() => choice.format.chunks(piece)));
+      else for (const chunk of choice.format.chunks(piece)) frames += this.#frame([chunk]);
+    }
     if (piece.finish) this.#left -= 1;
-    if (this.#left > 0) this.#send(frames);
+    if (this.#left > 0) this.#stream?.send(frames);
     else this.#end(frames);
   }
 
-  /** One frame for tokens alone, as `chunks` and `#frame` make it. */
-  #tokenFrame(choice: Choice, events: readonly HostEvent[]): string {
-    const { returnTokenIds } = this.#job;
-    choice.parts ??= this.#frameParts(choice);
-    const { start, middle, end } = choice.parts;
-    let text = '';
-    const ids: number[] = [];
-    for (const event of events) {
-      if (event.type !== 'token') continue;
-      text += event.text;
-      if (returnTokenIds) ids.push(event.token);
+  #echo(choice: Choice, logprobs: PackedLogprobs): void {
+    const { format, index } = choice;
+    const echo = format.echo(this.#prompts[Math.floor(index / this.#job.n)], logprobs);
+    if (!this.#stream) {
+      choice.echo = echo;
+      return;
     }
-    if (text === '' && !returnTokenIds) return '';
-    return `${start}${JSON.stringify(text)}${middle}${ids.join()}${end}`;
+    choice.isEchoing = true;
+    this.#stream.sendAll(
+      this.#frames(function* () {
+        yield* format.echoChunks(echo);
+        choice.isEchoing = false;
+      }),
+    );
   }
 
-  #frameParts({ format }: Choice): FrameParts {
-    const positions = this.#job.returnTokenIds ? [{ token: ANY_TOKEN, logprobs: null }] : [];
-    const [chunk] = format.chunks({ text: ANY_TEXT, positions, finish: null });
-    const [frame] = this.#frame([chunk]);
-    const [start, rest] = frame.split(JSON.stringify(ANY_TEXT));
-    const [middle, end = ''] = rest.split(String(ANY_TOKEN));
-    return { start, middle, end };
+  *#frames(chunks: () => Iterable<object>): Generator<string> {
+    for (const chunk of chunks()) yield this.#frame([chunk]);
   }
 
-  #echo({ format }: Choice, piece: Piece, logprobs: readonly PositionLogprobs[]): void {
-    if (!this.#job.echo) return;
-    const prompt = format.echo(logprobs);
-    piece.text += prompt.text;
-    if (this.#job.logprobs !== null || this.#job.returnTokenIds) piece.positions.push(...prompt.positions);
-  }
-
-  #join({ all }: Choice, piece: Piece): void {
+  #join({ all }: Choice, piece: ChoiceDelta): void {
     all.finish = piece.finish ?? all.finish;
     if (this.#job.stream) return; // already written
     all.text += piece.text;
-    all.positions.push(...piece.positions);
+    for (const position of piece.positions) all.positions.push(position);
   }
 
   #count(choice: Choice, events: readonly HostEvent[]): void {
@@ -232,78 +253,93 @@ export class Answer {
       }
   }
 
-  #progress({ total, cached, processed }: Extract<HostEvent, { type: 'progress' }>): string[] {
-    if (!this.#job.stream || !this.#job.returnProgress) return [];
+  #progress({ total, cached, processed }: Extract<HostEvent, { type: 'progress' }>): string {
+    if (!this.#job.stream || !this.#job.returnProgress) return '';
     const seconds = (performance.now() - this.#startedAt) / 1000;
     const read = processed - cached;
     const left = read > 0 ? Math.round(1000 * (seconds / read) * (total - processed)) / 1000 : null;
     const prompt_progress = { total, cached, processed, seconds_left: left };
-    return [`data: ${JSON.stringify({ ...this.#head, choices: [], prompt_progress })}\n\n`];
+    return eventFrame(this.#json({ choices: [], prompt_progress }));
   }
 
-  #frame(choices: readonly object[], more: object = {}): string[] {
+  #frame(choices: readonly object[], more: object = {}): string {
     const usage = this.#job.includeUsage ? { usage: null } : {};
-    return [`data: ${JSON.stringify({ ...this.#head, choices, ...usage, ...more })}\n\n`];
+    return eventFrame(this.#json({ choices, ...usage, ...more }));
   }
 
-  #end(frames: string[]): void {
+  /** The head and these fields as one object. */
+  #json(fields: { readonly choices: readonly object[]; readonly [name: string]: unknown }): string {
+    return `{${this.#head},${JSON.stringify(fields).slice(1)}`;
+  }
+
+  #end(frames: string): void {
     const usage = usageOf(this.#usages(), this.#job.n);
-    if (this.#job.stream) {
-      if (this.#job.includeUsage) frames.push(...this.#frame([], { usage }));
-      this.#send([...frames, 'data: [DONE]\n\n'], true);
-    } else {
-      const choices = this.#choices.map(({ format, all }) => format.whole(all));
-      this.#response.setHeader('content-type', 'application/json');
-      this.#response.end(JSON.stringify({ ...this.#head, choices, usage }));
+    if (this.#stream) {
+      this.#endStream(frames + (this.#job.includeUsage ? this.#frame([], { usage }) : ''));
+      return;
     }
+    this.#isEnding = true;
+    const pieces = this.#whole(usage);
+    const characters = this.#choices.reduce(
+      (sum, { echo, all }) => sum + all.text.length + (echo?.text.length ?? 0),
+      0,
+    );
+    if (this.#job.listed <= SMALL_ANSWER.listed && characters <= SMALL_ANSWER.characters) {
+      sendJson(this.#response, [...pieces].join(''));
+      return;
+    }
+    this.#response.setHeader('content-type', 'application/json');
+    const writer = new PieceWriter(this.#response);
+    writer.add(pieces);
+    writer.end();
   }
 
-  #fail(error: ApiError): void {
-    this.cancel();
-    if (this.#job.stream) this.#send([`data: ${JSON.stringify(error.body)}\n\n`, 'data: [DONE]\n\n'], true);
-    else {
-      this.#response.writeHead(error.status, { 'content-type': 'application/json' });
-      this.#response.end(JSON.stringify(error.body));
+  /** The JSON of a whole answer. */
+  *#whole(usage: object): Generator<string> {
+    yield `{${this.#head},"choices":[`;
+    for (const { format, index, echo, all } of this.#choices) {
+      if (index > 0) yield ',';
+      yield* format.whole(echo, all, this.#prompts[Math.floor(index / this.#job.n)]);
+    }
+    yield `],"usage":${JSON.stringify(usage)}}`;
+  }
+
+  /** Ends the answer with an error. The details of a defect go to the terminal. */
+  fail(reason: unknown): void {
+    const error = asHttpError(reason);
+    this.#error = error;
+    try {
+      this.cancel();
+      if (this.#isOver || this.#isEnding) this.#response.destroy();
+      else if (this.#stream) this.#endStream(eventFrame(JSON.stringify(error.body)));
+      else sendError(this.#response.req, this.#response, error);
+    } catch (second) {
+      console.error(second);
+      this.#response.destroy();
     }
     this.#isOver = true;
+  }
+
+  #endStream(frames: string): void {
+    this.#isOver = true;
+    this.#stream?.send(frames + eventFrame('[DONE]'));
+    this.#stream?.end();
   }
 
   #usages(): RequestUsage[] {
     return this.#choices.flatMap(({ usage }) => (usage ? [usage] : []));
   }
 
-  /** One write per call, none while the client does not read. */
-  #send(frames: readonly string[], isLast = false): void {
-    if (this.#isOver) return;
-    if (isLast) this.#isOver = true;
-    if (frames.some((frame) => frame !== '')) this.#wroteAt = performance.now();
-    this.#unread.push(...frames);
-    this.#unreadBytes += frames.reduce((total, { length }) => total + length, 0);
-    if (this.#unreadBytes > MOST_UNREAD) {
-      this.#response.destroy(); // `close` follows and cancels
-      return;
-    }
-    this.#flush();
-  }
-
-  #flush(): void {
-    if (this.#isWaiting || this.#response.destroyed) return;
-    const text = this.#unread.join('');
-    this.#unread = [];
-    this.#unreadBytes = 0;
-    if (text !== '') this.#isWaiting = !this.#response.write(text);
-    if (this.#isOver && this.#job.stream && !this.#isWaiting && !this.#response.writableEnded) this.#response.end();
-  }
-
   /** The response was sent, or the client is gone: what is still running is cancelled. */
   #finish(): void {
-    this.#isOver = true;
-    this.cancel();
     const usages = this.#usages();
     this.#resolve({
       usage: usages.length > 0 ? usageOf(usages, this.#job.n) : null,
       finish: this.#choices.map(({ all }) => all.finish ?? 'abort'),
       firstTokenMs: this.#firstTokenMs,
+      error: this.#error,
     });
+    this.#isOver = true;
+    this.cancel();
   }
 }

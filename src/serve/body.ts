@@ -1,5 +1,6 @@
 /** Bodies of requests from bytes. */
 import { randomUUID } from 'node:crypto';
+import { HttpError } from '../http/error.js';
 
 /** Below this number of bytes `JSON.parse` alone is as fast. */
 const LARGE = 4096;
@@ -9,13 +10,25 @@ const [QUOTE, BACKSLASH, COMMA, COLON, ZERO] = Buffer.from('"\\,:0');
 const [OPEN_LIST, CLOSE_LIST, OPEN_OBJECT, CLOSE_OBJECT] = Buffer.from('[]{}');
 const SPACE = 0x20;
 
+/** Objects and lists of a text, and how deep they may be in each other: each takes many times the memory of its bytes. */
+const MAX_CONTAINERS = 2 ** 18;
+const MAX_DEPTH = 512;
+
 /**
- * The value of a JSON text in UTF-8; throws if it is not one. A list of tokens in the field `prompt` of a large object, up to
+ * The value of a JSON text in UTF-8. Throws an `HttpError` if it is not one. A list of tokens in the field `prompt` of a large object, up to
  * six digits each and at least one, is returned as an `Int32Array`: that is several times as fast as `JSON.parse`, which
  * otherwise takes most of the time until a request with a long prompt is accepted.
+ *
+ * Undefined for a text of more than `most` bytes, or more than `mostTokens` with such a list.
  */
-export function parseBody(bytes: Buffer): unknown {
+export function parseBody(
+  bytes: Buffer,
+  most = Number.POSITIVE_INFINITY,
+  mostTokens = Number.POSITIVE_INFINITY,
+): unknown {
+  if (bytes.length > mostTokens) return undefined;
   const prompt = bytes.length < LARGE ? null : findTokens(bytes);
+  if (bytes.length - (prompt ? prompt.to - prompt.from : 0) > most) return undefined;
   if (prompt) {
     const { tokens, from, to } = prompt;
     const rest = [bytes.subarray(0, from), Buffer.from(JSON.stringify(TOKENS)), bytes.subarray(to)];
@@ -27,7 +40,32 @@ export function parseBody(bytes: Buffer): unknown {
 }
 
 function parseText(bytes: Buffer): unknown {
-  return JSON.parse(new TextDecoder('utf-8', { fatal: true }).decode(bytes));
+  expectShallow(bytes);
+  try {
+    return JSON.parse(new TextDecoder('utf-8', { fatal: true }).decode(bytes));
+  } catch (error) {
+    if (!(error instanceof SyntaxError || error instanceof TypeError)) throw error;
+    throw new HttpError(400, 'the body is not JSON in UTF-8');
+  }
+}
+
+function expectShallow(bytes: Buffer): void {
+  let [count, depth] = [0, 0];
+  for (let at = 0; at < bytes.length; ) {
+    const byte = bytes[at];
+    if (byte === QUOTE) {
+      at = afterString(bytes, at);
+      continue;
+    }
+    at += 1;
+    if (byte === OPEN_LIST || byte === OPEN_OBJECT) {
+      count += 1;
+      depth += 1;
+      if (depth > MAX_DEPTH) throw new HttpError(400, `the body is nested deeper than ${MAX_DEPTH} levels`);
+      if (count > MAX_CONTAINERS)
+        throw new HttpError(400, `the body has more than ${MAX_CONTAINERS} objects and lists`);
+    } else if (byte === CLOSE_LIST || byte === CLOSE_OBJECT) depth -= 1;
+  }
 }
 
 interface FoundTokens {

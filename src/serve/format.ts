@@ -1,22 +1,33 @@
 /** Answers in the shapes of the OpenAI API: whole completions, chunks of a stream, log-probabilities. */
 import type { StreamDecoder, Tokenizer } from '../data/tokenizer.js';
-import type { PositionLogprobs, RequestUsage } from '../infer/engine/request.js';
-import type { FinishReason } from '../infer/generate.js';
+import type { FinishReason, PositionLogprobs, RequestUsage } from '../infer/engine/request.js';
+import { logprobsAt, type PackedLogprobs } from './logprobs.js';
 import type { FinishedReason } from './metrics.js';
 import type { Job, Prompt } from './protocol.js';
 
 /** One position of the text of a choice; the first token of a prompt has no log-probability. */
-interface Position {
+export interface Position {
   readonly token: number;
   readonly logprobs: PositionLogprobs | null;
 }
 
 /** Something new in a choice: text, the tokens behind it, and why it ended. */
-export interface Piece {
+export interface ChoiceDelta {
   text: string;
   readonly positions: Position[];
   finish: FinishedReason | null;
 }
+
+/** The prompt as the beginning of a text, for `echo`. It may be long. */
+export interface Echo {
+  readonly text: string;
+  readonly tokens: readonly number[] | Int32Array;
+  /** The first position has none. */
+  readonly logprobs: PackedLogprobs;
+}
+
+/** Positions and characters that are formatted in one go. */
+const SLICE = { positions: 64, characters: 2 ** 15 };
 
 export function finishedReason(reason: FinishReason): FinishedReason {
   if (reason === 'aborted') return 'abort';
@@ -52,23 +63,33 @@ export class ChoiceFormat {
     this.#offsets = tokenizer.createStreamDecoder();
   }
 
-  get prompt(): Prompt {
-    return this.#job.prompts[Math.floor(this.#index / this.#job.n)];
+  /** Whether the answer lists the tokens of the text. */
+  get hasPositions(): boolean {
+    return this.#job.logprobs !== null || this.#job.returnTokenIds;
   }
 
-  /** The prompt as the beginning of the text, for `echo`. */
-  echo(logprobs: readonly PositionLogprobs[]): Piece {
-    const { tokens, text } = this.prompt;
-    const logprobsAt = (i: number) => (i === 0 ? null : (logprobs[i - 1] ?? null));
-    const positions = Array.from(tokens, (token, i) => ({ token, logprobs: logprobsAt(i) }));
-    return { text: text ?? this.#tokenizer.decode(tokens), positions, finish: null };
+  echo({ tokens, text }: Prompt, logprobs: PackedLogprobs): Echo {
+    return { text: text ?? this.#tokenizer.decode(tokens), tokens, logprobs };
   }
 
-  /** The choice of a whole answer. */
-  whole(piece: Piece): object {
-    const shared = { index: this.#index, logprobs: this.#logprobs(piece), finish_reason: piece.finish };
-    if (this.#job.kind === 'completion') return { ...shared, text: piece.text, ...this.#ids(piece, true) };
-    return { ...shared, message: { role: 'assistant', content: piece.text, refusal: null }, ...this.#ids(piece, true) };
+  /** The JSON of a choice of a whole answer: the echo, then `rest`. */
+  *whole(echo: Echo | null, rest: ChoiceDelta, prompt: Prompt): Generator<string> {
+    const text = (echo?.text ?? '') + rest.text;
+    const slices = () => this.#slices(echo, rest.positions);
+    yield `{"index":${this.#index},"logprobs":`;
+    if (this.#job.logprobs === null) yield 'null';
+    else yield* this.#columns(slices);
+    yield `,"finish_reason":${JSON.stringify(rest.finish)},`;
+    yield this.#job.kind === 'chat' ? '"message":{"role":"assistant","content":' : '"text":';
+    yield* textPieces(text);
+    if (this.#job.kind === 'chat') yield ',"refusal":null}';
+    if (this.#job.returnTokenIds) {
+      yield ',"token_ids":';
+      yield* listPieces(slices(), (slice) => slice.map(({ token }) => token));
+      yield ',"prompt_token_ids":';
+      yield* listPieces(tokenSlices(prompt.tokens), (slice) => Array.from(slice));
+    }
+    yield '}';
   }
 
   /** The first choice of a chat stream. */
@@ -77,9 +98,21 @@ export class ChoiceFormat {
     return { index: this.#index, delta, logprobs: null, finish_reason: null };
   }
 
+  /** Choices of a stream for the echo: slices of its text, each with as many of its positions. */
+  *echoChunks(echo: Echo): Generator<object> {
+    const slices = this.hasPositions ? this.#slices(echo, []) : [].values();
+    const left = Math.ceil(echo.text.length / SLICE.characters);
+    const count = Math.max(left, this.hasPositions ? Math.ceil(echo.tokens.length / SLICE.positions) : 0);
+    for (let i = 0; i < count; i++) {
+      const cut = (at: number) => Math.round((at * echo.text.length) / count);
+      const text = echo.text.slice(wholeCharacter(echo.text, cut(i)), wholeCharacter(echo.text, cut(i + 1)));
+      yield* this.chunks({ text, positions: slices.next().value ?? [], finish: null });
+    }
+  }
+
   /** Choices of a stream; a chat ends with an empty delta. */
-  chunks(piece: Piece): object[] {
-    const ids = this.#ids(piece, false);
+  chunks(piece: ChoiceDelta): object[] {
+    const ids = this.#job.returnTokenIds ? { token_ids: piece.positions.map(({ token }) => token) } : {};
     const logprobs = this.#logprobs(piece);
     if (this.#job.kind === 'completion')
       return [{ index: this.#index, text: piece.text, logprobs, finish_reason: piece.finish, ...ids }];
@@ -90,49 +123,66 @@ export class ChoiceFormat {
     return chunks;
   }
 
-  #ids({ positions }: Piece, isWhole: boolean): object {
-    if (!this.#job.returnTokenIds) return {};
-    const token_ids = positions.map(({ token }) => token);
-    return isWhole ? { token_ids, prompt_token_ids: Array.from(this.prompt.tokens) } : { token_ids };
+  /** The positions of an echo and those after it. */
+  *#slices(echo: Echo | null, rest: readonly Position[]): Generator<Position[]> {
+    const { length } = echo?.tokens ?? [];
+    for (let from = 0; echo && from < length; from += SLICE.positions)
+      yield Array.from({ length: Math.min(SLICE.positions, length - from) }, (_, k) => ({
+        token: echo.tokens[from + k],
+        logprobs: from + k === 0 ? null : logprobsAt(echo.logprobs, from + k - 1),
+      }));
+    for (let from = 0; from < rest.length; from += SLICE.positions) yield rest.slice(from, from + SLICE.positions);
   }
 
-  #logprobs({ positions }: Piece): object | null {
+  /** Log-probabilities of a whole answer: each field by all slices. */
+  *#columns(slices: () => Generator<Position[]>): Generator<string> {
+    const fields = Object.entries(this.#fields());
+    for (const [i, [name, values]] of fields.entries()) {
+      yield `${i === 0 ? '{' : ','}"${name}":`;
+      yield* listPieces(slices(), values);
+    }
+    yield this.#job.kind === 'chat' ? ',"refusal":null}' : '}';
+  }
+
+  #logprobs({ positions }: ChoiceDelta): object | null {
     if (this.#job.logprobs === null) return null;
-    return this.#job.kind === 'chat' ? this.#chatLogprobs(positions) : this.#completionLogprobs(positions);
+    const fields = Object.entries(this.#fields()).map(([name, values]) => [name, values(positions)]);
+    return { ...Object.fromEntries(fields), ...(this.#job.kind === 'chat' ? { refusal: null } : {}) };
   }
 
-  #chatLogprobs(positions: readonly Position[]): object {
+  /** The fields with log-probabilities, each a list that follows the positions. */
+  #fields(): Record<string, (positions: readonly Position[]) => unknown[]> {
+    if (this.#job.kind === 'chat') return { content: (positions) => this.#content(positions) };
+    return {
+      tokens: (positions) => positions.map(({ token }) => this.#name(token)),
+      token_logprobs: (positions) => positions.map(({ logprobs }) => logprobs?.logprob ?? null),
+      top_logprobs: (positions) => positions.map(({ logprobs }) => this.#top(logprobs)),
+      text_offset: (positions) =>
+        positions.map(({ token }) => {
+          const at = this.#offset;
+          this.#offset += this.#offsets.push(token).length;
+          return at;
+        }),
+    };
+  }
+
+  #content(positions: readonly Position[]): unknown[] {
     const entry = ({ token, logprob }: { token: number; logprob: number }) => {
       const name = this.#name(token);
       const isText = !name.startsWith(ID_PREFIX);
       return { token: name, logprob, bytes: isText ? [...Buffer.from(name, 'utf8')] : null };
     };
-    const content = positions.flatMap(({ logprobs }) =>
+    return positions.flatMap(({ logprobs }) =>
       logprobs ? [{ ...entry(logprobs), top_logprobs: logprobs.top.map(entry) }] : [],
     );
-    return { content, refusal: null };
   }
 
-  #completionLogprobs(positions: readonly Position[]): object {
-    const offsets = positions.map(({ token }) => {
-      const at = this.#offset;
-      this.#offset += this.#offsets.push(token).length;
-      return at;
-    });
-    return {
-      tokens: positions.map(({ token }) => this.#name(token)),
-      token_logprobs: positions.map(({ logprobs }) => logprobs?.logprob ?? null),
-      top_logprobs: positions.map(({ logprobs }) => {
-        if (!logprobs) return null;
-        // The token itself is listed as well, as a client compares it with the best.
-        const all = [
-          ...logprobs.top,
-          ...(logprobs.top.some(({ token }) => token === logprobs.token) ? [] : [logprobs]),
-        ];
-        return Object.fromEntries(all.map(({ token, logprob }) => [this.#name(token), logprob]));
-      }),
-      text_offset: offsets,
-    };
+  /** The token itself is listed as well, as a client compares it with the best. */
+  #top(logprobs: PositionLogprobs | null): object | null {
+    if (!logprobs) return null;
+    const { top, token } = logprobs;
+    const all = top.some((one) => one.token === token) ? top : [...top, logprobs];
+    return Object.fromEntries(all.map((one) => [this.#name(one.token), one.logprob]));
   }
 
   /** The text of a token, or `token_id:N` where it has none of its own, such as a part of a character. */
@@ -143,3 +193,34 @@ export class ChoiceFormat {
 }
 
 const ID_PREFIX = 'token_id:';
+
+/** A JSON text in pieces. Half a surrogate pair is escaped, so a piece may end anywhere. */
+function* textPieces(text: string): Generator<string> {
+  yield '"';
+  for (let at = 0; at < text.length; at += SLICE.characters)
+    yield JSON.stringify(text.slice(at, at + SLICE.characters)).slice(1, -1);
+  yield '"';
+}
+
+/** A JSON list in pieces, one for each slice. */
+function* listPieces<T>(slices: Iterable<T>, values: (slice: T) => unknown[]): Generator<string> {
+  yield '[';
+  let separator = '';
+  for (const slice of slices) {
+    const list = JSON.stringify(values(slice)).slice(1, -1);
+    if (list === '') continue;
+    yield separator + list;
+    separator = ',';
+  }
+  yield ']';
+}
+
+function* tokenSlices(tokens: readonly number[] | Int32Array): Generator<readonly number[] | Int32Array> {
+  for (let from = 0; from < tokens.length; from += SLICE.positions) yield tokens.slice(from, from + SLICE.positions);
+}
+
+/** `at`, or the next place if that is inside a surrogate pair. */
+function wholeCharacter(text: string, at: number): number {
+  const isInside = /[\udc00-\udfff]/.test(text[at] ?? '') && /[\ud800-\udbff]/.test(text[at - 1] ?? '');
+  return isInside ? at + 1 : at;
+}

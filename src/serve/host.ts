@@ -5,20 +5,24 @@
 import { existsSync } from 'node:fs';
 import { isMainThread, type MessagePort, Worker } from 'node:worker_threads';
 import { TrefoilError } from '../errors.js';
+import { traceText, writeTrace } from '../evaluate/trace.js';
 import { createEngine } from '../infer/engine/engine.js';
 import { type Engine, type EngineOptions, type EngineStats, IDLE_STATS } from '../infer/engine/interface.js';
 import { type EngineEvent, type EngineRequest, RequestRefused } from '../infer/engine/request.js';
-import { type TextSource, usedVocabulary } from '../infer/generate.js';
-import { traceText, writeTrace } from '../infer/trace.js';
+import { type LoadOptions, type TextSource, usedVocabulary } from '../infer/load.js';
 import { kernelOptions } from '../model/kernels.js';
+import { type PackedLogprobs, packLogprobs } from './logprobs.js';
 
 /** A request that can be sent to another thread. */
 export type HostRequest = Omit<EngineRequest, 'signal' | 'mask'>;
 
 /** An event of a request, or the error that ended it. */
-export type HostEvent = EngineEvent | { readonly type: 'error'; readonly message: string; readonly isBusy: boolean };
+export type HostEvent =
+  | Exclude<EngineEvent, { type: 'prompt' }>
+  | { readonly type: 'prompt'; readonly logprobs: PackedLogprobs }
+  | { readonly type: 'error'; readonly message: string; readonly isBusy: boolean };
 
-/** What the HTTP layer needs to know about the model. */
+/** Facts about the model that the HTTP layer uses. */
 export interface ModelInfo {
   /** As `createTokenizer` takes it. */
   readonly tokenizer: string;
@@ -29,6 +33,12 @@ export interface ModelInfo {
   readonly maxTokens: number;
   readonly maxBatch: number;
   readonly parameters: number;
+}
+
+/** Told when a server starts: the longest requests would only be refused later. */
+export function roomWarnings({ maxContext, maxTokens }: Pick<ModelInfo, 'maxContext' | 'maxTokens'>): string[] {
+  if (maxTokens >= maxContext) return [];
+  return [`memory holds requests of ${maxTokens} of ${maxContext} tokens: lower --max-context, or raise --cache-gb`];
 }
 
 /** A text whose trace is to be written to `file`. */
@@ -95,7 +105,11 @@ export class LocalHost implements ModelHost {
       this.#push(listener, { type: 'error', message, isBusy });
     };
     const sink = {
-      push: (event: EngineEvent) => this.#push(listener, event),
+      push: (event: EngineEvent) =>
+        this.#push(
+          listener,
+          event.type === 'prompt' ? { type: event.type, logprobs: packLogprobs(event.logprobs) } : event,
+        ),
       end: (error: unknown = null) => {
         if (error !== null) fail(error);
       },
@@ -178,12 +192,13 @@ export type FromWorker =
   /** `error` is null if the file was written. */
   | { readonly type: 'traced'; readonly id: number; readonly error: string | null };
 
-/** What the worker loads. */
+/** Settings with which the worker loads a model. */
 export interface WorkerSettings {
   readonly model: string;
   readonly device: 'auto' | 'cpu' | 'cuda';
   readonly threads?: number;
   readonly precision?: 'fp32' | 'bf16';
+  readonly weights?: LoadOptions['weights'];
   readonly engine: EngineOptions;
 }
 
@@ -217,7 +232,7 @@ export class WorkerHost implements ModelHost {
     });
     if (first.type === 'refused') throw new TrefoilError(first.message, first.exitCode);
     if (first.type !== 'ready') throw new Error(`the worker began with ${first.type}`);
-    for (const warning of first.warnings) say(`warning: ${warning}`);
+    for (const warning of [...first.warnings, ...roomWarnings(first.info)]) say(`warning: ${warning}`);
     say(first.describe);
     return new WorkerHost(worker, first.info);
   }

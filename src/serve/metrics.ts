@@ -61,6 +61,7 @@ export class Metrics {
     request_decode_time_seconds: new Histogram(REQUEST),
   };
   readonly #finished: Record<FinishedReason, number> = { stop: 0, length: 0, abort: 0 };
+  readonly #errors = new Map<string, number>();
   #promptTokens = 0;
   #generationTokens = 0;
 
@@ -81,6 +82,11 @@ export class Metrics {
     this.#histograms.request_queue_time_seconds.observe(usage.queueSeconds);
     this.#histograms.request_prefill_time_seconds.observe(usage.prefillSeconds);
     this.#histograms.request_decode_time_seconds.observe(usage.decodeSeconds);
+  }
+
+  /** `code` is one of the program's own, never a text of the client. */
+  error(code: string): void {
+    this.#errors.set(code, (this.#errors.get(code) ?? 0) + 1);
   }
 
   /** Mean duration of a request, 0 before the first has ended. */
@@ -112,6 +118,9 @@ export class Metrics {
     one('spec_decode_num_accepted_tokens_total', 'counter', 'Guessed tokens that were right.', stats.acceptedTokens);
     add('request_success_total', 'counter', 'Requests that ended, by reason.', (full) =>
       Object.entries(this.#finished).map(([reason, count]) => `${full}{finished_reason="${reason}"} ${count}`),
+    );
+    add('request_errors_total', 'counter', 'Requests that were refused or failed, by code of the error.', (full) =>
+      Array.from(this.#errors, ([code, count]) => `${full}{code="${code}"} ${count}`),
     );
     for (const [name, histogram] of Object.entries(this.#histograms))
       add(name, 'histogram', `${name.replaceAll('_', ' ')}.`, (full) => histogram.lines(full));

@@ -1,5 +1,6 @@
-/** What a server and a served model can be told, in types that need nothing of Node. */
+/** Options of a server and of a served model, in types that need nothing of Node. */
 import type { EngineOptions } from '../infer/engine/interface.js';
+import type { LoadOptions } from '../infer/load.js';
 
 /** A static file. */
 export interface ServedPage {
@@ -17,7 +18,7 @@ export interface ListenOptions {
   readonly keys?: readonly string[];
   /** Choices that may wait. Default 256. */
   readonly maxQueued?: number;
-  /** Tokens of all prompts that were accepted and have not ended. Default: (`maxBatch` + 8) times the context. */
+  /** Tokens of prompts that run or wait. Default: (`maxBatch` + 8) times the context, so 8 contexts may wait as in an engine. */
   readonly maxQueuedTokens?: number;
   /** Jinja template of chats. Default: that of the model's tokenizer. */
   readonly chatTemplate?: string;
@@ -39,6 +40,8 @@ export interface ServeOptions extends ListenOptions {
   readonly threads?: number;
   /** Type of activations. Default: bf16 on CUDA, else fp32. */
   readonly precision?: 'fp32' | 'bf16';
+  /** In what type the CPU holds weights. Default `file`. */
+  readonly weights?: LoadOptions['weights'];
   /** How requests are batched and cached. The length of the queue is the server's `maxQueued`. */
   readonly engine?: Omit<EngineOptions, 'maxQueued' | 'maxQueuedTokens'>;
   /** Gets lines for people while the model is loaded: what is loaded, warnings. */

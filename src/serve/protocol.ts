@@ -2,20 +2,29 @@
 import { randomInt } from 'node:crypto';
 import { z } from 'zod';
 import { applyChatTemplate, type ChatMessage } from '../data/chat.js';
-import type { ChatTemplates, Tokenizer } from '../data/tokenizer.js';
+import { type ChatTemplates, createTokenizer, type Tokenizer } from '../data/tokenizer.js';
+import { isBuiltInTokenizer } from '../data/tokenizers/built-in.js';
 import { UsageError } from '../errors.js';
+import { HttpError } from '../http/error.js';
 import { tokenBeyond } from '../infer/engine/request.js';
-import { encodePrompt } from '../infer/generate.js';
+import { MAX_PENALTY, MIN_PENALTY, type SamplingOptions } from '../infer/engine/sampler.js';
+import { encodePrompt, longestText, refusalOf } from '../infer/prompt.js';
 import type { JsonSchema } from '../infer/structured/schema.js';
-import type { ResponseFormat, StructuredOutput } from '../infer/structured/structured-output.js';
-import { ApiError } from './errors.js';
+import { type ResponseFormat, StructuredOutput } from '../infer/structured/structured-output.js';
 import type { HostRequest, ModelInfo } from './host.js';
 
 /** Choices of one request: prompts times `n`. */
-const MOST_CHOICES = 256;
-const MOST_LOGPROBS = 20;
+const MAX_CHOICES = 256;
+const MAX_LOGPROBS = 20;
+/** Entries of one answer: tokens that it lists, times the probabilities at each. An entry takes about 40 bytes of JSON. */
+const MAX_LISTED = 2 ** 21;
+/** Unknown fields that are named. */
+const MAX_UNKNOWN = 20;
+/** Characters of what a client sent that are repeated in a message. */
+const MAX_SHOWN = 200;
 
 const isToken = (value: unknown) => Number.isSafeInteger(value) && (value as number) >= 0;
+const isStop = (value: unknown) => typeof value === 'string' && value !== '';
 const isListOf = (value: unknown, isOne: (one: unknown) => boolean) =>
   Array.isArray(value) && value.length > 0 && value.every(isOne);
 /** Not arrays of zod: those take a microsecond for every one of 100,000 tokens. */
@@ -27,6 +36,25 @@ const prompt = z.custom<string | string[] | number[] | number[][] | Int32Array>(
     isListOf(value, isToken) ||
     isListOf(value, (one) => isListOf(one, isToken)),
   'expected a text, a list of texts, a list of tokens, or a list of such lists',
+);
+/** Not arrays of zod: those go on after the first item that is wrong, with an error for each. */
+const listOf = <T>(item: z.ZodType<T>) =>
+  z.array(z.unknown()).transform((items, context): T[] => {
+    const good: T[] = [];
+    for (const [i, value] of items.entries()) {
+      const { success, data, error } = item.safeParse(value);
+      if (!success) {
+        const [{ message, path }] = error.issues;
+        context.addIssue({ code: 'custom', message, path: [i, ...path] });
+        return z.NEVER;
+      }
+      good.push(data);
+    }
+    return good;
+  });
+const tokenList = z.custom<number[]>(
+  (value) => Array.isArray(value) && value.every(isToken),
+  'expected a list of tokens',
 );
 const responseFormat = z.discriminatedUnion('type', [
   z.strictObject({ type: z.literal('text') }),
@@ -47,8 +75,8 @@ const sampling = {
   n: z.int().min(1).max(128).default(1),
   seed: z.int().min(0).optional(),
   stop: z
-    .union(
-      [z.string().min(1), z.array(z.string().min(1)).max(4)],
+    .custom<string | string[]>(
+      (value) => isStop(value) || (Array.isArray(value) && value.length <= 4 && value.every(isStop)),
       'expected a text, or a list of up to four, none empty',
     )
     .default([]),
@@ -58,7 +86,7 @@ const sampling = {
   top_p: z.number().gt(0).max(1).default(1),
   top_k: z.int().min(-1).default(0),
   min_p: z.number().min(0).max(1).default(0),
-  repetition_penalty: z.number().gt(0).default(1),
+  repetition_penalty: z.number().min(MIN_PENALTY).max(MAX_PENALTY).default(1),
   ignore_eos: z.boolean().default(false),
   min_tokens: z.int().min(0).default(0),
   return_token_ids: z.boolean().default(false),
@@ -74,35 +102,35 @@ const completion = z.looseObject({
   ...sampling,
   prompt,
   max_tokens: z.int().min(0).default(16),
-  logprobs: z.int().min(0).max(MOST_LOGPROBS).optional(),
+  logprobs: z.int().min(0).max(MAX_LOGPROBS).optional(),
   echo: z.boolean().default(false),
 });
 
 const part = z.strictObject({ type: z.literal('text'), text: z.string() });
-const content = z.union([z.string(), z.array(part)], 'expected a text, or a list of parts of the type text');
+const content = z.union([z.string(), listOf(part)], 'expected a text, or a list of parts of the type text');
 const message = z.looseObject({ role: z.string().min(1), content: content.nullish() });
 const chat = z.looseObject({
   ...sampling,
-  messages: z.array(message).min(1),
+  messages: listOf(message).refine(({ length }) => length > 0, 'expected at least one message'),
   max_tokens: z.int().min(1).optional(),
   max_completion_tokens: z.int().min(1).optional(),
   logprobs: z.boolean().default(false),
-  top_logprobs: z.int().min(0).max(MOST_LOGPROBS).optional(),
+  top_logprobs: z.int().min(0).max(MAX_LOGPROBS).optional(),
 });
 
 /** Parameters of the OpenAI API that are not supported, with the values that ask for nothing. */
 const NEUTRAL: Readonly<Record<string, readonly unknown[]>> = {
   frequency_penalty: [0],
   presence_penalty: [0],
-  logit_bias: ['{}'],
+  logit_bias: [{}],
   best_of: [1],
   suffix: [''],
-  tools: ['[]'],
+  tools: [[]],
   tool_choice: ['none'],
-  functions: ['[]'],
+  functions: [[]],
   function_call: ['none'],
   parallel_tool_calls: [true, false],
-  modalities: ['["text"]'],
+  modalities: [['text']],
   audio: [],
   prediction: [],
   reasoning_effort: [],
@@ -112,25 +140,27 @@ const NEUTRAL: Readonly<Record<string, readonly unknown[]>> = {
   verbosity: [],
 };
 
-/** One prompt: its tokens, and its text if it was given as text. */
+/** One prompt: its tokens, and its text if the answer repeats it. */
 export interface Prompt {
-  /** Of a text they are computed when they are first read, which may throw an `ApiError`. */
   readonly tokens: readonly number[] | Int32Array;
   readonly text: string | null;
 }
 
 /** Texts of more characters are accepted before their tokens are computed, if their bytes are fewer than the tokens that fit. */
-const LONG_TEXT = 4096;
+export const LONG_TEXT = 4096;
 /** Bytes of a token of an ordinary text, for an estimate. */
 const TOKEN_BYTES = 4;
 
-/** A checked request for completions, of a prompt or of a chat. */
+/** A checked request for completions, of a prompt or of a chat, without its prompts. Plain data. */
 export interface Job {
   readonly kind: 'completion' | 'chat';
-  readonly prompts: readonly Prompt[];
   readonly n: number;
+  /** Prompts times `n`. */
+  readonly choices: number;
   /** Tokens of all choices' prompts, estimated for texts whose tokens are not computed yet. */
   readonly promptTokens: number;
+  /** Entries that the answer may list: tokens times the probabilities at each. */
+  readonly listed: number;
   readonly stream: boolean;
   readonly includeUsage: boolean;
   readonly echo: boolean;
@@ -138,13 +168,58 @@ export interface Job {
   readonly logprobs: number | null;
   readonly returnTokenIds: boolean;
   readonly returnProgress: boolean;
-  /** Fields of the body that no part of the server knows. */
+  /** Fields of the body that no part of the server knows, at most 20. */
   readonly unknown: readonly string[];
-  /** The request of choice `index`; choices are numbered prompt by prompt. */
-  request(index: number): HostRequest;
+  /** The request of the first choice, but for its prompt. */
+  readonly request: Omit<HostRequest, 'prompt'>;
 }
 
-/** What bodies are checked against. */
+/** The request of choice `index`; choices are numbered prompt by prompt. */
+export function requestOf({ n, request }: Job, prompts: readonly Prompt[], index: number): HostRequest {
+  const { sampling = {} } = request;
+  // Choices of one prompt differ by their seeds.
+  const seed = ((sampling.seed ?? 0) + (index % n)) % 2 ** 53;
+  return { ...request, prompt: prompts[Math.floor(index / n)].tokens, sampling: { ...sampling, seed } };
+}
+
+/** A job and its prompts. */
+export interface ParsedJob {
+  readonly job: Job;
+  readonly prompts: readonly Prompt[];
+}
+
+/** The results of reading a body, by its kind. */
+export interface ParsedValues {
+  readonly completion: ParsedJob;
+  readonly chat: ParsedJob;
+  /** The tokens of a text, or of a chat with its last answer, that the reader view asks about. */
+  readonly reading: readonly number[];
+  /** JSON of the answer. */
+  readonly tokenize: Uint8Array;
+  readonly detokenize: Uint8Array;
+}
+
+type Parsers = {
+  readonly [Kind in keyof ParsedValues]: (
+    body: unknown,
+    model: ServedModel,
+    onAccepted: OnAccepted,
+  ) => ParsedValues[Kind];
+};
+
+/** How bodies are read, by kind. They throw an `HttpError` that says what is wrong. */
+export const PARSERS: Parsers = {
+  completion: parseCompletion,
+  chat: parseChat,
+  reading: parseReading,
+  tokenize: (body, model) => Buffer.from(JSON.stringify(tokenize(body, model))),
+  detokenize: (body, model) => Buffer.from(JSON.stringify(detokenize(body, model))),
+};
+
+/** Called with a job that is accepted before the tokens of its texts are computed. */
+export type OnAccepted = (job: Job) => void;
+
+/** The model that bodies are checked against. */
 export interface ServedModel {
   readonly id: string;
   readonly info: ModelInfo;
@@ -155,25 +230,31 @@ export interface ServedModel {
   readonly structured: StructuredOutput;
 }
 
-export function parseCompletion(body: unknown, model: ServedModel): Job {
+/** The model that a server describes with `info`. `chatTemplate` replaces the template of the model's tokenizer. */
+export function servedModel(id: string, info: ModelInfo, chatTemplate?: string): ServedModel {
+  const tokenizer = createTokenizer(info.tokenizer);
+  const chat =
+    chatTemplate === undefined
+      ? (tokenizer.chat ?? null)
+      : { templates: new Map([['default', chatTemplate]]), variables: tokenizer.chat?.variables ?? {} };
+  return { id, info, tokenizer, chat, structured: new StructuredOutput(tokenizer, info.vocabulary, []) };
+}
+
+export function parseCompletion(body: unknown, model: ServedModel, onAccepted: OnAccepted = () => {}): ParsedJob {
   const { known, unknown } = check(completion, body, model);
   const prompts = promptsOf(known.prompt, model);
   const logprobs = known.logprobs ?? null;
-  return jobOf('completion', known, prompts, model, {
-    unknown,
-    logprobs,
-    echo: known.echo,
-    maxNewTokens: known.max_tokens,
-  });
+  const details = { unknown, logprobs, echo: known.echo, maxNewTokens: known.max_tokens };
+  return jobOf('completion', known, prompts, model, details, onAccepted);
 }
 
-export function parseChat(body: unknown, model: ServedModel): Job {
+export function parseChat(body: unknown, model: ServedModel): ParsedJob {
   const { known, unknown } = check(chat, body, model);
   if (known.top_logprobs !== undefined && !known.logprobs)
-    throw new ApiError(400, 'top_logprobs needs logprobs: true', { param: 'top_logprobs' });
+    throw new HttpError(400, 'top_logprobs needs logprobs: true', { param: 'top_logprobs' });
   const tokens = chatTokens(contents(known.messages), model);
-  if (tokens.length === 0) throw new ApiError(400, 'the messages give an empty prompt', { param: 'messages' });
-  const room = Math.min(model.info.maxContext, model.info.maxTokens) - tokens.length;
+  if (tokens.length === 0) throw new HttpError(400, 'the messages give an empty prompt', { param: 'messages' });
+  const room = longestText(model.info) - tokens.length;
   const maxNewTokens = known.max_completion_tokens ?? known.max_tokens ?? Math.max(1, room);
   const logprobs = known.logprobs ? (known.top_logprobs ?? 0) : null;
   return jobOf('chat', known, [{ tokens, text: null }], model, { unknown, logprobs, echo: false, maxNewTokens });
@@ -193,72 +274,117 @@ function jobOf(
   known: Sampling,
   prompts: readonly Prompt[],
   model: ServedModel,
-  details: Details,
-): Job {
+  { unknown, logprobs, echo, maxNewTokens }: Details,
+  onAccepted: OnAccepted = () => {},
+): ParsedJob {
   const { n, stream, temperature, top_p: topP, min_p: minP, repetition_penalty: repetitionPenalty } = known;
-  const { unknown, logprobs, echo, maxNewTokens } = details;
-  if (prompts.length * n > MOST_CHOICES)
-    throw new ApiError(400, `${prompts.length * n} choices were asked for; at most ${MOST_CHOICES}`, { param: 'n' });
+  const choices = prompts.length * n;
+  expectChoices(choices);
   const format = responseFormatOf(known);
-  const most = Math.min(model.info.maxContext, model.info.maxTokens) - maxNewTokens;
+  const most = longestText(model.info) - maxNewTokens;
   const isLater = ({ text }: Prompt) =>
     stream && !format && text !== null && text.length > LONG_TEXT && Buffer.byteLength(text) < most;
-  const fitting = (prompt: Prompt) => {
-    expectRoom(prompt.tokens.length, kind, model.info, maxNewTokens);
-    return prompt;
-  };
-  for (const prompt of prompts) if (!isLater(prompt)) fitting(prompt);
-  if (format) for (const { tokens } of prompts) expectDocument(format, tokens.length, model, maxNewTokens);
   const seed = known.seed ?? randomInt(2 ** 32);
   const topK = Math.max(0, known.top_k);
-  const stop = typeof known.stop === 'string' ? [known.stop] : known.stop;
-  const listed = logprobs === null ? {} : { logprobs };
-  const sizeOf = (prompt: Prompt) =>
-    isLater(prompt) ? Math.ceil((prompt.text ?? '').length / TOKEN_BYTES) : prompt.tokens.length;
-  return {
-    kind,
-    prompts,
-    n,
-    promptTokens: n * prompts.reduce((sum, prompt) => sum + sizeOf(prompt), 0),
-    stream,
-    includeUsage: known.stream_options?.include_usage ?? false,
-    echo,
-    logprobs,
-    returnTokenIds: known.return_token_ids,
-    returnProgress: known.return_progress,
-    unknown,
-    request: (index) => ({
-      prompt: fitting(prompts[Math.floor(index / n)]).tokens,
-      maxNewTokens,
-      minNewTokens: known.min_tokens,
-      stop,
-      ignoreSeparator: known.ignore_eos,
-      cacheSalt: known.cache_salt,
-      ...listed,
-      ...(echo && logprobs !== null ? { promptLogprobs: logprobs } : {}),
-      ...(format ? { responseFormat: format } : {}),
-      // Choices of one prompt differ by their seeds.
-      sampling: { temperature, topK, topP, minP, repetitionPenalty, seed: (seed + (index % n)) % 2 ** 53 },
-    }),
+  const sampling: Required<SamplingOptions> = { temperature, topK, topP, minP, repetitionPenalty, seed };
+  const request = {
+    maxNewTokens,
+    minNewTokens: known.min_tokens,
+    stop: typeof known.stop === 'string' ? [known.stop] : known.stop,
+    ignoreSeparator: known.ignore_eos,
+    cacheSalt: known.cache_salt,
+    ...(logprobs === null ? {} : { logprobs }),
+    ...(echo && logprobs !== null ? { promptLogprobs: logprobs } : {}),
+    ...(format ? { responseFormat: format } : {}),
+    sampling,
   };
+  const job = (promptTokens: number): Job => {
+    const positions = (echo || known.return_token_ids ? promptTokens : 0) + choices * newTokens(model, maxNewTokens);
+    const isListed = echo || logprobs !== null || known.return_token_ids;
+    return {
+      ...{ kind, n, choices, promptTokens, stream, echo, logprobs, unknown, request },
+      listed: isListed ? positions * (1 + (logprobs ?? 0)) : 0,
+      includeUsage: known.stream_options?.include_usage ?? false,
+      returnTokenIds: known.return_token_ids,
+      returnProgress: known.return_progress,
+    };
+  };
+  const tokensOf = (sizeOf: (prompt: Prompt) => number) => n * prompts.reduce((sum, one) => sum + sizeOf(one), 0);
+  const size = (one: Prompt) => one.tokens.length;
+  if (prompts.some(isLater)) {
+    const rest = prompts.filter((one) => !isLater(one));
+    expectPrompts(rest, kind, model, format, maxNewTokens);
+    const accepted = job(
+      tokensOf((one) => (isLater(one) ? Math.ceil((one.text ?? '').length / TOKEN_BYTES) : size(one))),
+    );
+    expectListed(accepted);
+    onAccepted(accepted);
+  }
+  expectPrompts(prompts, kind, model, format, maxNewTokens);
+  const checked = job(tokensOf(size));
+  expectListed(checked);
+  return { job: checked, prompts: prompts.map(({ tokens, text }) => ({ tokens, text: echo ? text : null })) };
+}
+
+function expectChoices(choices: number): void {
+  if (choices > MAX_CHOICES)
+    throw new HttpError(400, `${choices} choices were asked for; at most ${MAX_CHOICES}`, { param: 'n' });
+}
+
+/** Most tokens of a choice's text. */
+function newTokens({ info }: ServedModel, maxNewTokens: number): number {
+  return Math.min(maxNewTokens, longestText(info));
+}
+
+function expectPrompts(
+  prompts: readonly Prompt[],
+  kind: Job['kind'],
+  model: ServedModel,
+  format: ResponseFormat | null,
+  maxNewTokens: number,
+): void {
+  for (const prompt of prompts) {
+    expectRoom({ length: fewestTokens(prompt, model.tokenizer), atLeast: true, maxNewTokens }, kind, model.info);
+    expectRoom({ length: prompt.tokens.length, maxNewTokens }, kind, model.info);
+  }
+  if (format) for (const { tokens } of prompts) expectDocument(format, tokens.length, model, maxNewTokens);
+}
+
+/** Bytes of the longest token of tokenizers that keep every byte of a text. */
+const longestTokens = new Map<string, number>();
+
+/** A number of tokens that the prompt has at least, without computing them where a text is so long that this takes time. */
+function fewestTokens({ text }: Prompt, { name, tokenBytes, vocabSize }: Tokenizer): number {
+  if (text === null || text.length <= LONG_TEXT || !tokenBytes || !isBuiltInTokenizer(name)) return 0;
+  let longest = longestTokens.get(name);
+  if (longest === undefined) {
+    longest = 1;
+    for (let id = 0; id < vocabSize; id++) longest = Math.max(longest, tokenBytes(id)?.length ?? 0);
+    longestTokens.set(name, longest);
+  }
+  return Math.ceil(Buffer.byteLength(text) / longest);
+}
+
+/** Refuses an answer that is too large to be kept in memory. */
+function expectListed({ listed, logprobs }: Job): void {
+  if (listed <= MAX_LISTED) return;
+  const param = logprobs === null ? 'n' : 'logprobs';
+  throw new HttpError(
+    400,
+    `the answer may list ${listed} tokens and log-probabilities; at most ${MAX_LISTED}: lower max_tokens, n or logprobs`,
+    { param, code: 'answer_too_large' },
+  );
 }
 
 /** Refuses at once what can never be answered. */
-function expectRoom(tokens: number, kind: Job['kind'], info: ModelInfo, maxNewTokens: number): void {
-  const param = kind === 'chat' ? 'messages' : 'prompt';
-  const most = Math.min(info.maxContext, info.maxTokens);
-  if (tokens >= most)
-    throw new ApiError(400, `the prompt has ${tokens} tokens; at most ${most - 1} fit`, {
-      param,
-      code: 'context_length_exceeded',
-    });
-  // Beyond the context a text ends by length; memory for all of it is reserved before it starts.
-  if (Math.min(info.maxContext, tokens + maxNewTokens) > info.maxTokens)
-    throw new ApiError(
-      400,
-      `the prompt has ${tokens} tokens and max_tokens is ${maxNewTokens}: memory is there for ${info.maxTokens} together`,
-      { param: 'max_tokens', code: 'context_length_exceeded' },
-    );
+function expectRoom(tokens: Parameters<typeof refusalOf>[0], kind: Job['kind'], info: ModelInfo): void {
+  const refusal = refusalOf(tokens, info);
+  if (!refusal) return;
+  const prompt = kind === 'chat' ? 'messages' : 'prompt';
+  throw new HttpError(400, refusal.message, {
+    param: refusal.isPrompt ? prompt : 'max_tokens',
+    code: 'context_length_exceeded',
+  });
 }
 
 /** The form that the text must have; null for any. Such a text ends where its document ends, and nowhere else. */
@@ -269,7 +395,7 @@ function responseFormatOf(known: Sampling): ResponseFormat | null {
     ([, is]) => is,
   );
   if (other)
-    throw new ApiError(400, `${other[0]} is not supported together with response_format`, {
+    throw new HttpError(400, `${other[0]} is not supported together with response_format`, {
       param: other[0],
       code: 'unsupported_parameter',
     });
@@ -288,6 +414,7 @@ function promptsOf(prompt: z.infer<typeof completion>['prompt'], model: ServedMo
   if (typeof prompt === 'string') return [textPrompt(prompt, model)];
   if (prompt instanceof Int32Array || typeof prompt[0] === 'number')
     return [tokenPrompt(prompt as number[] | Int32Array, model)];
+  expectChoices(prompt.length);
   return (prompt as (string | number[])[]).map((one) =>
     typeof one === 'string' ? textPrompt(one, model) : tokenPrompt(one, model),
   );
@@ -295,11 +422,11 @@ function promptsOf(prompt: z.infer<typeof completion>['prompt'], model: ServedMo
 
 function textPrompt(text: string, model: ServedModel): Prompt {
   const { tokenizer, info } = model;
-  let tokens: readonly number[] | null = null;
+  let tokens: Int32Array | null = null;
   return {
     text,
     get tokens() {
-      tokens ??= asBadRequest('prompt', () => encodePrompt(text, tokenizer, info.vocabulary));
+      tokens ??= asBadRequest('prompt', () => Int32Array.from(encodePrompt(text, tokenizer, info.vocabulary)));
       return tokens;
     },
   };
@@ -308,7 +435,7 @@ function textPrompt(text: string, model: ServedModel): Prompt {
 function tokenPrompt(tokens: readonly number[] | Int32Array, { info }: ServedModel): Prompt {
   const wrong = tokenBeyond(tokens, info.vocabulary);
   if (wrong !== undefined)
-    throw new ApiError(400, `${wrong} is not a token; the model has the tokens 0 to ${info.vocabulary - 1}`, {
+    throw new HttpError(400, `${wrong} is not a token; the model has the tokens 0 to ${info.vocabulary - 1}`, {
       param: 'prompt',
     });
   return { tokens, text: null };
@@ -324,25 +451,34 @@ function contents(messages: readonly z.infer<typeof message>[]): ChatMessage[] {
 
 function chatTokens(
   messages: readonly ChatMessage[],
-  { tokenizer, chat }: ServedModel,
+  { tokenizer, chat, info }: ServedModel,
   addGenerationPrompt = true,
 ): readonly number[] {
   if (!chat?.templates.has('default'))
-    throw new ApiError(400, 'the model has no chat template: use /v1/completions, or start with --chat-template');
+    throw new HttpError(400, 'the model has no chat template: use /v1/completions, or start with --chat-template');
   return asBadRequest('messages', () => {
     const text = applyChatTemplate({ ...tokenizer, chat }, messages, { addGenerationPrompt });
+    expectRoom({ length: fewestTokens({ text, tokens: [] }, tokenizer), atLeast: true, maxNewTokens: 0 }, 'chat', info);
     return Array.from(tokenizer.encode(text, { parseSpecial: true }));
   });
 }
 
-/** What the body caused is a bad request. */
+/** Reports an error that the body caused as a bad request. */
 function asBadRequest<T>(param: string, work: () => T): T {
   try {
     return work();
   } catch (error) {
-    if (error instanceof UsageError) throw new ApiError(400, error.message, { param });
+    if (error instanceof UsageError) throw new HttpError(400, error.message, { param });
     throw error;
   }
+}
+
+/** Whether the value is a neutral one, which is at most a list of texts: a value may be nested too deeply to be compared. */
+function isSame(value: unknown, neutral: unknown): boolean {
+  if (typeof neutral !== 'object' || neutral === null) return value === neutral;
+  if (typeof value !== 'object' || value === null || Array.isArray(value) !== Array.isArray(neutral)) return false;
+  const [given, wanted] = [Object.values(value), Object.values(neutral)];
+  return given.length === wanted.length && given.every((one, i) => one === wanted[i]);
 }
 
 /** Checks a body: types, parameters that are not supported, fields that are not known, the name of the model. */
@@ -355,38 +491,50 @@ function check<T extends { model?: string | undefined }>(
   for (const [name, neutral] of Object.entries(NEUTRAL)) {
     const value = given[name];
     if (value === undefined) continue;
-    const shown = typeof value === 'object' ? JSON.stringify(value) : value;
-    if (!neutral.includes(shown))
-      throw new ApiError(400, `the parameter ${name} is not supported`, { param: name, code: 'unsupported_parameter' });
+    if (!neutral.some((one) => isSame(value, one)))
+      throw new HttpError(400, `the parameter ${name} is not supported`, {
+        param: name,
+        code: 'unsupported_parameter',
+      });
   }
   const parsed = schema.safeParse(given);
   if (!parsed.success) throw invalid(parsed.error);
   if (parsed.data.model !== undefined && parsed.data.model !== model.id)
-    throw new ApiError(404, `there is no model ${JSON.stringify(parsed.data.model)}; this server has ${model.id}`, {
-      param: 'model',
-      code: 'model_not_found',
-    });
-  const unknown = Object.keys(given).filter((name) => !(name in schema.shape) && !(name in NEUTRAL));
+    throw new HttpError(
+      404,
+      `there is no model ${JSON.stringify(parsed.data.model.slice(0, MAX_SHOWN))}; this server has ${model.id}`,
+      {
+        param: 'model',
+        code: 'model_not_found',
+      },
+    );
+  const unknown = Object.keys(given)
+    .filter((name) => !Object.hasOwn(schema.shape, name) && !Object.hasOwn(NEUTRAL, name))
+    .slice(0, MAX_UNKNOWN);
   return { known: parsed.data, unknown };
 }
 
 /** The fields of a body; null means that a field is not given. */
 function withoutNulls(body: unknown): Record<string, unknown> {
   if (typeof body !== 'object' || body === null || Array.isArray(body))
-    throw new ApiError(400, 'the body must be a JSON object');
+    throw new HttpError(400, 'the body must be a JSON object');
   return Object.fromEntries(Object.entries(body).filter(([, value]) => value !== null));
 }
 
-function invalid(error: z.ZodError): ApiError {
+function invalid(error: z.ZodError): HttpError {
   const [issue] = error.issues;
-  const path = issue.path.join('.');
-  return new ApiError(400, `${path === '' ? 'body' : path}: ${issue.message}`, path === '' ? {} : { param: path });
+  const path = issue.path.join('.').slice(0, MAX_SHOWN);
+  return new HttpError(
+    400,
+    `${path === '' ? 'body' : path}: ${issue.message.slice(0, MAX_SHOWN)}`,
+    path === '' ? {} : { param: path },
+  );
 }
 
 const readingBody = z.strictObject({
   model: z.string().optional(),
   prompt: z.string().min(1).optional(),
-  messages: z.array(message).min(1).optional(),
+  messages: listOf(message).optional(),
 });
 
 /** The tokens of a text, or of a chat with its last answer, that the reader view asks about. */
@@ -394,25 +542,25 @@ export function parseReading(body: unknown, model: ServedModel): readonly number
   const parsed = readingBody.safeParse(body);
   if (!parsed.success) throw invalid(parsed.error);
   const { prompt, messages } = parsed.data;
-  if ((prompt === undefined) === (messages === undefined)) throw new ApiError(400, 'give either prompt or messages');
+  if ((prompt === undefined) === (messages === undefined)) throw new HttpError(400, 'give either prompt or messages');
   if (prompt !== undefined) return Array.from(textPrompt(prompt, model).tokens);
   return chatTokens(contents(messages ?? []), model, false);
 }
 
 const tokenizeBody = z.strictObject({ prompt: z.string(), model: z.string().optional() });
-const detokenizeBody = z.strictObject({ tokens: z.array(z.int().min(0)), model: z.string().optional() });
+const detokenizeBody = z.strictObject({ tokens: tokenList, model: z.string().optional() });
 
 export function tokenize(body: unknown, { tokenizer, info }: ServedModel): object {
   const parsed = tokenizeBody.safeParse(body);
   if (!parsed.success) throw invalid(parsed.error);
   const tokens = Array.from(asBadRequest('prompt', () => encodePrompt(parsed.data.prompt, tokenizer, info.vocabulary)));
-  return { tokens, count: tokens.length, max_model_len: info.maxContext };
+  return { tokens, count: tokens.length, max_model_len: longestText(info) };
 }
 
 export function detokenize(body: unknown, { tokenizer, info }: ServedModel): object {
   const parsed = detokenizeBody.safeParse(body);
   if (!parsed.success) throw invalid(parsed.error);
   const wrong = parsed.data.tokens.find((id) => id >= Math.min(info.vocabulary, tokenizer.vocabSize));
-  if (wrong !== undefined) throw new ApiError(400, `${wrong} is not a token`, { param: 'tokens' });
+  if (wrong !== undefined) throw new HttpError(400, `${wrong} is not a token`, { param: 'tokens' });
   return { prompt: tokenizer.decode(parsed.data.tokens) };
 }

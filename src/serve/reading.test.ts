@@ -1,10 +1,10 @@
 /** Live traces and static pages of the server, over HTTP. */
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { createTokenizer } from '../data/tokenizer.js';
-import type { TextSource } from '../infer/generate.js';
+import { traceText } from '../evaluate/trace.js';
+import type { TraceReaders, TraceText, TraceToken } from '../evaluate/trace-view.js';
+import type { TextSource } from '../infer/load.js';
 import { tinyConfig, tinyModel } from '../infer/testing/tiny-model.js';
-import { traceText } from '../infer/trace.js';
-import type { TraceReaders, TraceText, TraceToken } from '../infer/trace-view.js';
 import { LocalHost } from './host.js';
 import { type RunningServer, startServer } from './server.js';
 

@@ -5,14 +5,15 @@ import type { ServerResponse } from 'node:http';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { TrefoilError, UsageError } from '../errors.js';
-import { TraceFile } from '../infer/trace-file.js';
-import { ApiError, asApiError } from './errors.js';
+import { TraceFile } from '../evaluate/trace-file.js';
+import { asHttpError, HttpError, tooBusy } from '../http/error.js';
+import { EventStream, eventFrame } from '../http/event-stream.js';
 import type { ModelHost } from './host.js';
 
 /** Tokens of a text whose trace is made. */
-const MOST_TOKENS = 65_536;
+const MAX_TOKENS = 65_536;
 /** Traces that are kept; the oldest one is dropped. */
-const MOST_TRACES = 4;
+const MAX_TRACES = 4;
 
 export class Readings {
   readonly #host: ModelHost;
@@ -28,33 +29,26 @@ export class Readings {
 
   /** Streams the progress by layers as events, then the id of the trace. */
   async stream(tokens: readonly number[], response: ServerResponse): Promise<void> {
-    const most = Math.min(MOST_TOKENS, this.#host.info.maxContext);
+    const most = Math.min(MAX_TOKENS, this.#host.info.maxContext);
     if (tokens.length < 2 || tokens.length > most)
-      throw new ApiError(400, `the text has ${tokens.length} tokens; the reader takes 2 to ${most}`, {
+      throw new HttpError(400, `the text has ${tokens.length} tokens; the reader takes 2 to ${most}`, {
         param: 'prompt',
         code: 'context_length_exceeded',
       });
-    if (this.#isReading)
-      throw new ApiError(429, 'the model is reading another text: try again later', {
-        type: 'rate_limit_error',
-        code: 'reader_busy',
-        headers: { 'retry-after': '5' },
-      });
-    const send = (value: object) => {
-      if (!response.destroyed) response.write(`data: ${JSON.stringify(value)}\n\n`);
-    };
+    if (this.#isReading) throw tooBusy('the model is reading another text: try again later', 'reader_busy');
     this.#isReading = true;
-    response.writeHead(200, { 'content-type': 'text/event-stream', 'cache-control': 'no-cache' });
+    const stream = new EventStream(response);
+    const send = (value: object) => stream.send(eventFrame(JSON.stringify(value)));
     send({ progress: { done: 0, layers: null } });
     try {
       const trace = await this.#read(tokens, (done, layers) => send({ progress: { done, layers } }));
       send({ trace, tokens: tokens.length });
     } catch (error) {
       // Most messages of the model are about the text or the model, such as dense attention.
-      send((error instanceof TrefoilError ? new ApiError(400, error.message) : asApiError(error)).body);
+      send((error instanceof TrefoilError ? new HttpError(400, error.message) : asHttpError(error)).body);
     } finally {
       this.#isReading = false;
-      response.end();
+      stream.end();
     }
   }
 
@@ -64,10 +58,10 @@ export class Readings {
       const answer = this.#traces.get(id)?.answer(rest);
       if (answer !== undefined) return answer;
     } catch (error) {
-      if (error instanceof UsageError) throw new ApiError(400, error.message);
+      if (error instanceof UsageError) throw new HttpError(400, error.message);
       throw error;
     }
-    throw new ApiError(404, 'there is no such trace; only the last few are kept', { code: 'unknown_trace' });
+    throw new HttpError(404, 'there is no such trace; only the last few are kept', { code: 'unknown_trace' });
   }
 
   close(): void {
@@ -83,7 +77,7 @@ export class Readings {
       const id = randomUUID();
       this.#traces.set(id, new TraceFile(file));
       const [oldest] = this.#traces;
-      if (this.#traces.size > MOST_TRACES) {
+      if (this.#traces.size > MAX_TRACES) {
         oldest[1].close();
         this.#traces.delete(oldest[0]);
       }

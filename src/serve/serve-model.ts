@@ -13,7 +13,7 @@ const DRAIN_SECONDS = 30;
  */
 export async function serveModel(
   model: string,
-  { device = 'auto', threads, precision, engine, say = () => {}, ...options }: ServeOptions = {},
+  { device = 'auto', threads, precision, weights, engine, say = () => {}, ...options }: ServeOptions = {},
 ): Promise<ModelServer> {
   const id = options.id ?? basename(resolve(model));
   const server = await startServer(null, { ...options, id });
@@ -25,6 +25,7 @@ export async function serveModel(
     engine: { ...engine, maxQueued: Number.MAX_SAFE_INTEGER, maxQueuedTokens: Number.MAX_SAFE_INTEGER },
     ...(threads === undefined ? {} : { threads }),
     ...(precision === undefined ? {} : { precision }),
+    ...(weights === undefined ? {} : { weights }),
   };
   let host: WorkerHost;
   try {

@@ -1,4 +1,5 @@
 /** The HTTP interface, driven by the official client of OpenAI and by raw sockets, on a real engine. */
+import { once } from 'node:events';
 import { connect } from 'node:net';
 import OpenAI, { APIError, APIUserAbortError, AuthenticationError, NotFoundError, RateLimitError } from 'openai';
 import { LengthFinishReasonError } from 'openai/core/error';
@@ -8,11 +9,9 @@ import { z } from 'zod';
 import { createTokenizer } from '../data/tokenizer.js';
 import { TrefoilError } from '../errors.js';
 import type { EngineOptions } from '../infer/engine/interface.js';
-import type { TextSource } from '../infer/generate.js';
+import type { TextSource } from '../infer/load.js';
 import { tinyConfig, tinyModel } from '../infer/testing/tiny-model.js';
 import type { LanguageModel } from '../model/language-model.js';
-import { sparseLayout } from '../ops/attention/nsa.js';
-import { Sequences } from '../ops/common/sequences.js';
 import { Tensor } from '../tensor/tensor.js';
 import { LocalHost } from './host.js';
 import { type RunningServer, type ServerOptions, startServer } from './server.js';
@@ -153,15 +152,11 @@ describe('POST /v1/completions', () => {
 function lossSum(tokens: readonly number[]): number {
   const { model } = source;
   const count = tokens.length - 1;
-  const sequences = new Sequences(model.device, [count]);
-  const layout = sparseLayout(sequences, model.shape.nsa);
   const ids = Tensor.from(model.device, tokens.slice(0, -1), [count], 'i32');
   const targets = Tensor.from(model.device, tokens.slice(1), [count], 'i32');
-  const losses = model.losses(ids, targets, { layout });
+  const losses = model.losses(ids, targets, { lengths: [count] });
   const sum = Array.from(losses.read()).reduce((total, loss) => total + loss, 0);
   for (const tensor of [ids, targets, losses]) tensor.free();
-  layout.free();
-  sequences.free();
   return sum;
 }
 
@@ -312,6 +307,7 @@ describe('other routes', () => {
     const completion = lines.find(({ path, status }) => path === '/v1/completions' && status === 200);
     expect(completion).toMatchObject({ method: 'POST', finish: [expect.any(String)] });
     expect(completion.first_token_ms).toBeGreaterThan(0);
+    expect(completion).not.toHaveProperty('error');
     for (const value of [completion.ms, completion.first_token_ms]) expect(String(value)).toMatch(/^\d+(\.\d)?$/);
   });
 });
@@ -345,6 +341,19 @@ describe('errors', () => {
     [{ n: 500 }, [400, 'n', null]],
     [{ model: 'gpt-4' }, [404, 'model', 'model_not_found']],
   ])('%j', async (body, expected) => expect(await failed(body)).toEqual(expected));
+
+  it('are in the log and in /metrics by code, or by type', async () => {
+    const errorOf = async (body: object) => {
+      await failed(body);
+      await expect.poll(() => log.at(-1)).toContain('"error"');
+      const { error, param } = JSON.parse(log.pop() ?? '');
+      return [error, param];
+    };
+    expect(await errorOf({ prompt: 'x'.repeat(2000) })).toEqual(['context_length_exceeded', 'prompt']);
+    expect(await errorOf({ max_tokens: -1 })).toEqual(['invalid_request_error', 'max_tokens']);
+    const text = await (await fetch(`${url}/metrics`)).text();
+    expect(text).toMatch(/^trefoil:request_errors_total\{code="context_length_exceeded"\} [1-9]/m);
+  });
 
   it('say what is expected instead', async () => {
     const message = async (path: string, body: object) => {
@@ -526,9 +535,30 @@ describe('load', () => {
       (reason: unknown) => reason,
     );
     expect(refused).toBeInstanceOf(RateLimitError);
+    expect((refused as RateLimitError).code).toBe('queue_full');
+    expect((refused as RateLimitError).message).toContain('its queue is full (maxQueued (--max-queued) is 1)');
     expect(Number((refused as RateLimitError).headers.get('retry-after'))).toBeGreaterThan(0);
     expect((await patient.completions.create({ ...BASE, max_tokens: 2 })).choices).toHaveLength(1);
     await Promise.all(under);
+  });
+
+  it('a queue that is full by its tokens says so', async () => {
+    const { openai, host } = await start({ maxQueuedTokens: 10 }, { maxBatch: 1 });
+    const under = openai.completions.create(extra({ ...BASE, max_tokens: 100, ignore_eos: true }));
+    await expect.poll(() => host.stats().running).toBe(1);
+    await expect(openai.completions.create({ ...BASE, prompt: 'x'.repeat(20) })).rejects.toMatchObject({
+      code: 'queued_tokens_full',
+      message: expect.stringContaining('their prompts may have 10 tokens together (maxQueuedTokens'),
+    });
+    await under;
+  });
+
+  it('a model whose memory holds less than its context says what fits', async () => {
+    const { server, host } = await start({}, { cacheBytes: 200_000 });
+    expect(host.info.maxTokens).toBeLessThan(host.info.maxContext);
+    expect(await (await fetch(`${server.url}/v1/models/tiny`)).json()).toMatchObject({
+      max_model_len: host.info.maxTokens,
+    });
   });
 
   it('a client that disconnects frees its pages, streaming or not', async () => {
@@ -548,6 +578,23 @@ describe('load', () => {
     abort.abort();
     await expect(whole).rejects.toBeInstanceOf(APIUserAbortError);
     await expect.poll(() => host.stats()).toMatchObject({ running: 0, pageBytes: 0 });
+  });
+
+  it('a client that leaves while its body is read takes no place', async () => {
+    const { openai, server } = await start({ maxQueued: 0, chatTemplate: TEMPLATE }, { maxBatch: 1 });
+    const messages = [{ role: 'user' as const, content: 'Hello' }];
+    const body = JSON.stringify({ messages, max_tokens: 2 });
+    for (let i = 0; i < 3; i++) {
+      const socket = connect(Number(new URL(server.url).port), '127.0.0.1');
+      await once(socket, 'connect');
+      const head = `POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: ${body.length}\r\n\r\n`;
+      await new Promise((resolve) => socket.write(head + body, resolve));
+      await new Promise((resolve) => setTimeout(resolve, 20)); // the thread that reads it is being started
+      socket.resetAndDestroy();
+    }
+    const patient = new OpenAI({ baseURL: `${server.url}/v1`, apiKey: 'x', maxRetries: 3 });
+    expect((await patient.chat.completions.create({ model: 'tiny', messages, max_tokens: 2 })).choices).toHaveLength(1);
+    expect((await openai.chat.completions.create({ model: 'tiny', messages, max_tokens: 2 })).choices).toHaveLength(1);
   });
 
   it('draining finishes what runs and accepts nothing new', async () => {

@@ -1,27 +1,21 @@
 /** The HTTP server: routes, authentication, limits, overload, draining, one log line per request. */
-import { createHash, randomUUID, timingSafeEqual } from 'node:crypto';
-import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
-import type { AddressInfo, Socket } from 'node:net';
-import { createTokenizer } from '../data/tokenizer.js';
+import { randomUUID } from 'node:crypto';
+import type { IncomingMessage, Server, ServerResponse } from 'node:http';
 import { UsageError } from '../errors.js';
-import { StructuredOutput } from '../infer/structured/structured-output.js';
+import { bearerKey, hostName, isLoopback, Keys } from '../http/access.js';
+import { sendError, sendJson } from '../http/answer.js';
+import { Bodies } from '../http/body.js';
+import { asHttpError, HttpError, tooBusy } from '../http/error.js';
+import { listen } from '../http/listen.js';
+import { addressOf, Router } from '../http/router.js';
+import { longestText } from '../infer/prompt.js';
 import { Answer, type Outcome } from './answer.js';
-import { parseBody } from './body.js';
-import { ApiError, asApiError } from './errors.js';
 import type { ModelHost } from './host.js';
-import { listen } from './listen.js';
 import { Metrics } from './metrics.js';
 import type { ListenOptions } from './options.js';
-import {
-  detokenize,
-  type Job,
-  parseChat,
-  parseCompletion,
-  parseReading,
-  type ServedModel,
-  tokenize,
-} from './protocol.js';
+import { type Job, type ServedModel, servedModel } from './protocol.js';
 import { Readings } from './reading.js';
+import { RequestReader } from './request-reader.js';
 import { Turns } from './turns.js';
 
 /** Options of a server. */
@@ -46,20 +40,31 @@ export interface RunningServer {
   drain(seconds: number): Promise<void>;
 }
 
-const MOST_BODY = 16 * 2 ** 20;
-const SMALL_BODY = 2 ** 16;
-const MOST_CONNECTIONS = 1024;
-const HEADER_MS = 10_000;
-const BODY_MS = 60_000;
+const MAX_BODY = 16 * 2 ** 20;
 const KEEP_ALIVE_SECONDS = 1;
-const LOOPBACK = new Set(['127.0.0.1', '::1', 'localhost']);
+/** Tokens and log-probabilities that all answers together may list. */
+const MAX_LISTED = 2 ** 23;
 
-type Handler = (body: unknown) => object;
+/** Shares of the limits that an answer takes. */
+type Load = Pick<Job, 'choices' | 'promptTokens' | 'listed'>;
+
+/** A request whose route was found. */
+interface Asked {
+  /** Its number in the log. */
+  readonly id: string;
+  readonly request: IncomingMessage;
+  readonly response: ServerResponse;
+  /** The open parts of the path. */
+  readonly params: readonly string[];
+}
+
+/** Sends the answer; returns what the log says about a completion, null for all else. */
+type Handler = (asked: Asked) => Promise<Outcome | null> | null;
 
 /** Listens. Without a host (the model is being loaded) all routes answer 503 until one is attached. */
 export async function startServer(host: ModelHost | null, options: ServerOptions): Promise<RunningServer> {
   const { host: address = '127.0.0.1', port = 8080, keys = [] } = options;
-  if (!LOOPBACK.has(address) && keys.length === 0)
+  if (!isLoopback(address) && keys.length === 0)
     throw new UsageError(
       `--host ${address}: an address other than loopback needs --api-key or --api-key-file (in a program: keys)`,
     );
@@ -83,6 +88,7 @@ interface Served {
   readonly host: ModelHost;
   readonly model: ServedModel;
   readonly readings: Readings;
+  readonly reader: RequestReader;
 }
 
 class ModelServer {
@@ -92,18 +98,21 @@ class ModelServer {
   readonly #metrics = new Metrics();
   readonly #isTrusted: boolean;
   readonly #keepAlive: NodeJS.Timeout;
-  readonly #keys: readonly Buffer[];
+  readonly #keys: Keys;
+  readonly #routes: Router<Handler>;
   readonly #created = Math.floor(Date.now() / 1000);
   readonly #answers = new Set<Answer>();
   readonly #turns = new Turns();
-  /** Choices and tokens of prompts that were accepted and have not ended. */
-  #load = { choices: 0, tokens: 0 };
+  readonly #bodies = new Bodies();
+  /** Sums over the answers that have not ended. */
+  #load: Load = { choices: 0, promptTokens: 0, listed: 0 };
   #isDraining = false;
 
   /** `isTrusted`: requests were authenticated before they come here. */
   constructor(options: ServerOptions, isTrusted = false) {
     this.#options = options;
-    this.#keys = (options.keys ?? []).map(digest);
+    this.#keys = new Keys(options.keys ?? []);
+    this.#routes = new Router({ ...this.#modelRoutes(), ...this.#pageRoutes() });
     this.#isTrusted = isTrusted;
     this.#keepAlive = setInterval(() => {
       for (const answer of this.#answers) answer.keepAlive(KEEP_ALIVE_SECONDS);
@@ -112,15 +121,9 @@ class ModelServer {
   }
 
   attach(host: ModelHost): void {
-    const { info } = host;
     const { id, chatTemplate } = this.#options;
-    const tokenizer = createTokenizer(info.tokenizer);
-    const chat =
-      chatTemplate === undefined
-        ? (tokenizer.chat ?? null)
-        : { templates: new Map([['default', chatTemplate]]), variables: tokenizer.chat?.variables ?? {} };
-    const structured = new StructuredOutput(tokenizer, info.vocabulary, []);
-    this.#served = { host, model: { id, info, tokenizer, chat, structured }, readings: new Readings(host, id) };
+    const model = servedModel(id, host.info, chatTemplate);
+    this.#served = { host, model, readings: new Readings(host, id), reader: new RequestReader(model, chatTemplate) };
   }
 
   get #host(): ModelHost {
@@ -133,32 +136,21 @@ class ModelServer {
 
   get #ready(): Served {
     if (this.#served) return this.#served;
-    throw new ApiError(503, 'the model is being loaded', { headers: { 'retry-after': '5' } });
+    throw new HttpError(503, 'the model is being loaded', { headers: { 'retry-after': '5' } });
   }
 
   /** Throws while or since no request can be answered. */
   #expectHealthy(): void {
     const failure = this.#isDraining ? 'the server is draining' : this.#host.failure;
-    if (failure !== null) throw new ApiError(503, failure, { headers: { 'retry-after': '5' } });
+    if (failure !== null) throw new HttpError(503, failure, { headers: { 'retry-after': '5' } });
   }
 
   async listen(address: string, port: number): Promise<RunningServer> {
-    const server = createServer(
-      {
-        headersTimeout: HEADER_MS,
-        requestTimeout: BODY_MS,
-        connectionsCheckingInterval: 1000,
-        keepAliveTimeout: 65_000,
-      },
-      (request, response) => void this.answer(request, response),
-    );
-    server.maxConnections = MOST_CONNECTIONS;
-    server.on('clientError', refuseConnection);
-    await listen(server, address, port);
-    const bound = server.address() as AddressInfo;
-    const name = bound.family === 'IPv6' ? `[${bound.address}]` : bound.address;
+    const answer = (request: IncomingMessage, response: ServerResponse) => void this.answer(request, response);
+    const isEssential = (request: IncomingMessage) => addressOf(request).path === '/health';
+    const { server, url } = await listen(answer, address, port, { isEssential, allowHalfOpen: true });
     return {
-      url: `http://${name}:${bound.port}`,
+      url,
       attach: (host) => this.attach(host),
       drain: (seconds) => this.#drain(server, seconds),
     };
@@ -169,6 +161,7 @@ class ModelServer {
     clearInterval(this.#keepAlive);
     for (const answer of this.#answers) answer.cancel();
     this.#served?.readings.close();
+    this.#served?.reader.close();
   }
 
   async #drain(server: Server, seconds: number): Promise<void> {
@@ -191,17 +184,26 @@ class ModelServer {
   async answer(request: IncomingMessage, response: ServerResponse): Promise<void> {
     const startedAt = performance.now();
     const id = randomUUID();
-    const path = (request.url ?? '/').split('?')[0];
-    response.setHeader('x-request-id', id);
-    if (this.#options.corsOrigin !== undefined) allowOrigin(response, this.#options.corsOrigin);
+    const { path } = addressOf(request);
     let outcome: Outcome | null = null;
+    let refusal: HttpError | null = null;
     try {
+      response.setHeader('x-request-id', id);
+      if (this.#options.corsOrigin !== undefined) allowOrigin(response, this.#options.corsOrigin);
       if (request.method === 'OPTIONS' && this.#options.corsOrigin !== undefined) response.writeHead(204).end();
       else outcome = await this.#route(request, response, path, id);
     } catch (error) {
-      sendError(request, response, asApiError(error));
+      refusal = asHttpError(error);
+      try {
+        sendError(request, response, refusal);
+      } catch (second) {
+        console.error(second);
+        response.destroy();
+      }
     }
     const ms = tenths(performance.now() - startedAt);
+    const error = refusal ?? outcome?.error ?? null;
+    if (error) this.#metrics.error(error.code);
     const detail = outcome
       ? {
           usage: outcome.usage,
@@ -218,134 +220,171 @@ class ModelServer {
         status: response.statusCode,
         ms,
         ...detail,
+        ...(error && { error: error.code, param: error.detail.param?.slice(0, 200) }),
       }),
     );
   }
 
   async #route(request: IncomingMessage, response: ServerResponse, path: string, id: string): Promise<Outcome | null> {
-    if (path === '/health') {
-      expectMethod(request, 'GET');
-      this.#expectHealthy();
-      sendJson(response, { status: 'ok' });
-      return null;
-    }
-    const page = this.#options.pages?.get(path);
-    if (page) {
-      if (this.#keys.length === 0) expectLocal(request, this.#options.corsOrigin);
-      expectMethod(request, 'GET');
-      response.writeHead(200, page.headers).end(page.content);
-      return null;
-    }
-    if (!this.#isTrusted) this.#authenticate(request);
-    const posts: Record<string, Handler> = {
-      '/tokenize': (body) => tokenize(body, this.#model),
-      '/detokenize': (body) => detokenize(body, this.#model),
+    if (!this.#isTrusted) this.#authenticate(request, path);
+    const { handler, params } = this.#routes.find(request.method, path);
+    return handler({ id, request, response, params });
+  }
+
+  #pageRoutes(): Record<string, Handler> {
+    const pages = [...(this.#options.pages ?? [])];
+    return Object.fromEntries(
+      pages.map(([path, { headers, content }]) => [
+        `GET ${path}`,
+        ({ response }) => {
+          response.writeHead(200, headers).end(content);
+          return null;
+        },
+      ]),
+    );
+  }
+
+  #modelRoutes(): Record<string, Handler> {
+    const get = (value: (params: readonly string[]) => object): Handler => {
+      return ({ response, params }) => {
+        sendJson(response, JSON.stringify(value(params)));
+        return null;
+      };
     };
-    if (path === '/v1/completions' || path === '/v1/chat/completions') {
-      expectMethod(request, 'POST');
-      // Before the body is read: an overloaded server must not spend its time on requests that it refuses.
-      this.#expectHealthy();
-      this.#expectCapacity({ choices: 1, tokens: 0 });
-      const body = await readBody(request);
-      const job = path === '/v1/completions' ? parseCompletion(body, this.#model) : parseChat(body, this.#model);
-      return this.#answer(job, response, id);
-    }
-    if (path === '/reader') {
-      expectMethod(request, 'POST');
-      const tokens = parseReading(await readBody(request), this.#model);
-      // One pass blocks the engine: it may delay requests that come later, but none that runs.
-      if (this.#load.choices > 0)
-        throw new ApiError(429, 'the model is answering other requests: try again later', {
-          type: 'rate_limit_error',
-          code: 'reader_busy',
-          headers: { 'retry-after': '5' },
-        });
-      await this.#ready.readings.stream(tokens, response);
-      return null;
-    }
-    if (Object.hasOwn(posts, path)) {
-      expectMethod(request, 'POST');
-      sendJson(response, posts[path](await readBody(request)));
-      return null;
-    }
-    expectMethod(request, 'GET');
-    if (path === '/metrics') {
-      response.setHeader('content-type', 'text/plain; version=0.0.4; charset=utf-8');
-      response.end(this.#metrics.text(this.#host.stats()));
-    } else if (path === '/v1/models') sendJson(response, { object: 'list', data: [this.#card()] });
-    else if (path === `/v1/models/${encodeURIComponent(this.#model.id)}`) sendJson(response, this.#card());
-    else if (path.startsWith('/reader/')) sendJson(response, this.#ready.readings.answer(path.split('/').slice(2)));
-    else if (path.startsWith('/v1/models/'))
-      throw new ApiError(404, 'there is no such model', { param: 'model', code: 'model_not_found' });
-    else throw new ApiError(404, 'there is no such route', { code: 'unknown_url' });
-    return null;
+    const post = (kind: 'tokenize' | 'detokenize'): Handler => {
+      return async ({ request, response }) => {
+        sendJson(response, await this.#bodies.read(request, MAX_BODY, (body) => this.#ready.reader.read(kind, body)));
+        return null;
+      };
+    };
+    return {
+      'GET /health': get(() => {
+        this.#expectHealthy();
+        return { status: 'ok' };
+      }),
+      'GET /metrics': ({ response }) => {
+        const text = this.#metrics.text(this.#host.stats());
+        response.setHeader('content-type', 'text/plain; version=0.0.4; charset=utf-8');
+        response.end(text);
+        return null;
+      },
+      'GET /v1/models': get(() => ({ object: 'list', data: [this.#card()] })),
+      'GET /v1/models/*': get((params) => {
+        if (params.join('/') === this.#model.id) return this.#card();
+        throw new HttpError(404, 'there is no such model', { param: 'model', code: 'model_not_found' });
+      }),
+      'POST /v1/completions': (asked) => this.#complete(asked, 'completion'),
+      'POST /v1/chat/completions': (asked) => this.#complete(asked, 'chat'),
+      'POST /tokenize': post('tokenize'),
+      'POST /detokenize': post('detokenize'),
+      'POST /reader': (asked) => this.#read(asked),
+      'GET /reader/*': get((params) => this.#ready.readings.answer(params)),
+    };
   }
 
-  #card(): object {
-    const { id, info, chat } = this.#model;
-    const limits = { max_model_len: info.maxContext, vocab_size: info.vocabulary, parameters: info.parameters };
-    const has_chat_template = chat?.templates.has('default') ?? false;
-    return { id, object: 'model', created: this.#created, owned_by: 'trefoil', ...limits, has_chat_template };
-  }
-
-  async #answer(job: Job, response: ServerResponse, id: string): Promise<Outcome> {
+  async #complete({ request, response, id }: Asked, kind: Job['kind']): Promise<Outcome> {
+    // Before the body is read: an overloaded server must not spend its time on requests that it refuses.
     this.#expectHealthy();
-    const load = {
-      choices: job.prompts.length * job.n,
-      tokens: job.promptTokens,
+    this.#expectCapacity({ choices: 1, promptTokens: 0, listed: 0 });
+    let answer: Answer | null = null;
+    const begin = (job: Job) => {
+      answer ??= this.#begin(job, response, id);
+      return answer;
     };
-    this.#expectCapacity(load);
-    const prefix = job.kind === 'chat' ? 'chatcmpl' : 'cmpl';
+    try {
+      const { job, prompts } = await this.#bodies.read(request, MAX_BODY, (body) =>
+        this.#ready.reader.read(kind, body, begin),
+      );
+      begin(job).submit(prompts);
+    } catch (error) {
+      if (answer === null) throw error;
+      (answer as Answer).fail(error); // its beginning is sent: a text whose tokens do not fit
+    }
+    return (answer as unknown as Answer).done;
+  }
+
+  /** Counts an answer until it has ended, and sends its beginning. */
+  #begin(job: Job, response: ServerResponse, id: string): Answer {
+    // While the body was read; no 'close' would follow that ends the answer.
+    if (response.destroyed) throw new HttpError(400, 'the client is gone');
+    this.#expectHealthy();
+    this.#expectCapacity(job);
     const { id: model, tokenizer } = this.#model;
     const answer = new Answer(response, job, {
-      id: `${prefix}-${id}`,
+      id: `${job.kind === 'chat' ? 'chatcmpl' : 'cmpl'}-${id}`,
       model,
       tokenizer,
       host: this.#host,
       metrics: this.#metrics,
       turns: this.#turns,
     });
-    this.#load = { choices: this.#load.choices + load.choices, tokens: this.#load.tokens + load.tokens };
+    this.#count(job, 1);
     this.#answers.add(answer);
-    try {
-      answer.start(job.unknown.length > 0 ? { 'x-trefoil-warning': unknownFields(job.unknown) } : {});
-      return await answer.done;
-    } finally {
+    void answer.done.then(() => {
       this.#answers.delete(answer);
-      this.#load = { choices: this.#load.choices - load.choices, tokens: this.#load.tokens - load.tokens };
-    }
+      this.#count(job, -1);
+    });
+    answer.start(job.unknown.length > 0 ? { 'x-trefoil-warning': unknownFields(job.unknown) } : {});
+    return answer;
+  }
+
+  #count({ choices, promptTokens, listed }: Load, sign: 1 | -1): void {
+    const load = this.#load;
+    this.#load = {
+      choices: load.choices + sign * choices,
+      promptTokens: load.promptTokens + sign * promptTokens,
+      listed: load.listed + sign * listed,
+    };
+  }
+
+  async #read({ request, response }: Asked): Promise<null> {
+    const tokens = await this.#bodies.read(request, MAX_BODY, (body) => this.#ready.reader.read('reading', body));
+    // One pass blocks the engine: it may delay requests that come later, but none that runs.
+    if (this.#load.choices > 0) throw tooBusy('the model is answering other requests: try again later', 'reader_busy');
+    await this.#ready.readings.stream(tokens, response);
+    return null;
+  }
+
+  #card(): object {
+    const { id, info, chat } = this.#model;
+    const limits = { max_model_len: longestText(info), vocab_size: info.vocabulary, parameters: info.parameters };
+    const has_chat_template = chat?.templates.has('default') ?? false;
+    return { id, object: 'model', created: this.#created, owned_by: 'trefoil', ...limits, has_chat_template };
   }
 
   /** Decided here, from what was accepted: the engine may be inside a step and could not answer. */
-  #expectCapacity({ choices, tokens }: { choices: number; tokens: number }): void {
+  #expectCapacity({ choices, promptTokens, listed }: Load): void {
     const { maxBatch, maxContext } = this.#model.info;
     const { maxQueued = 256, maxQueuedTokens = (maxBatch + 8) * maxContext } = this.#options;
     const isIdle = this.#load.choices === 0;
-    const fits = this.#load.choices + choices <= maxBatch + maxQueued;
-    if (isIdle || (fits && this.#load.tokens + tokens <= maxQueuedTokens)) return;
+    const reached =
+      this.#load.choices + choices > maxBatch + maxQueued
+        ? ['queue_full', `maxQueued (--max-queued) is ${maxQueued}`]
+        : this.#load.promptTokens + promptTokens > maxQueuedTokens
+          ? [
+              'queued_tokens_full',
+              `their prompts may have ${maxQueuedTokens} tokens together (maxQueuedTokens; more with --max-batch, --max-context)`,
+            ]
+          : this.#load.listed + listed > MAX_LISTED
+            ? ['queued_lists_full', `their answers may list ${MAX_LISTED} tokens and log-probabilities together`]
+            : null;
+    if (isIdle || reached === null) return;
+    const [code, limit] = reached;
     const rounds = Math.max(1, this.#load.choices / maxBatch);
     const seconds = Math.min(60, Math.max(1, Math.ceil(this.#metrics.meanSeconds * rounds)));
-    throw new ApiError(429, `the server has ${this.#load.choices} requests and its queue is full: try again later`, {
-      type: 'rate_limit_error',
-      code: 'queue_full',
-      headers: { 'retry-after': String(seconds) },
-    });
+    const message = `the server has ${this.#load.choices} requests and its queue is full (${limit}): try again later`;
+    throw tooBusy(message, code, seconds);
   }
 
-  #authenticate(request: IncomingMessage): void {
-    if (this.#keys.length === 0) {
-      expectLocal(request, this.#options.corsOrigin);
-      return;
-    }
-    const [scheme, key = ''] = (request.headers.authorization ?? '').split(' ');
-    const given = digest(key);
-    // All keys are compared, each in constant time: the time tells nothing about them.
-    const matches = this.#keys.map((known) => timingSafeEqual(known, given));
-    if (scheme.toLowerCase() === 'bearer' && matches.includes(true)) return;
-    throw new ApiError(401, 'the API key is missing or wrong: send "Authorization: Bearer KEY"', {
-      code: 'invalid_api_key',
-      headers: { 'www-authenticate': 'Bearer' },
-    });
+  /** `/health` is open to all, and pages need no key: one has to be there before a key can be typed into it. */
+  #authenticate(request: IncomingMessage, path: string): void {
+    if (path === '/health') return;
+    if (this.#keys.isEmpty) expectLocal(request, this.#options.corsOrigin);
+    else if (!this.#options.pages?.has(path) && !this.#keys.has(bearerKey(request)))
+      throw new HttpError(401, 'the API key is missing or wrong: send "Authorization: Bearer KEY"', {
+        code: 'invalid_api_key',
+        headers: { 'www-authenticate': 'Bearer' },
+      });
   }
 }
 
@@ -354,102 +393,20 @@ class ModelServer {
  * loopback address (DNS rebinding) sends its own name as host; any other page sends its origin.
  */
 function expectLocal({ headers }: IncomingMessage, corsOrigin: string | undefined): void {
-  const isLoopback = (host: string) =>
-    LOOPBACK.has(
-      host
-        .replace(/:\d+$/, '')
-        .replace(/^\[|\]$/g, '')
-        .toLowerCase(),
-    );
-  if (!isLoopback(headers.host ?? ''))
-    throw new ApiError(403, 'without an API key the host must be 127.0.0.1, ::1 or localhost', { code: 'wrong_host' });
+  if (!isLoopback(hostName(headers.host)))
+    throw new HttpError(403, 'without an API key the host must be 127.0.0.1, ::1 or localhost', { code: 'wrong_host' });
   const { origin } = headers;
-  if (origin === undefined || origin === corsOrigin || isLoopback(origin.replace(/^https?:\/\//, ''))) return;
-  throw new ApiError(403, 'without an API key web pages of other origins are refused', { code: 'wrong_origin' });
+  if (origin === undefined || origin === corsOrigin || isLoopback(hostName(origin.replace(/^https?:\/\//, '')))) return;
+  throw new HttpError(403, 'without an API key web pages of other origins are refused', { code: 'wrong_origin' });
 }
 
 function tenths(value: number): number {
   return Math.round(value * 10) / 10;
 }
 
-function digest(key: string): Buffer {
-  return createHash('sha256').update(key).digest();
-}
-
 function unknownFields(names: readonly string[]): string {
-  const shown = names.slice(0, 20).map((name) => name.replace(/[^\w.-]/g, '?').slice(0, 60));
+  const shown = names.map((name) => name.replace(/[^\w.-]/g, '?').slice(0, 60));
   return `unknown fields were ignored: ${shown.join(', ')}`;
-}
-
-function expectMethod(request: IncomingMessage, method: string): void {
-  if (request.method === method || (method === 'GET' && request.method === 'HEAD')) return;
-  throw new ApiError(405, `use ${method} for this route`, { headers: { allow: method } });
-}
-
-/** Bodies are put together here to be parsed, unless they are longer. */
-const wholeBody = Buffer.alloc(2 ** 20);
-
-async function readBody(request: IncomingMessage): Promise<unknown> {
-  const pieces = await bodyPieces(request);
-  try {
-    return parseBody(pieces.length === 1 ? pieces[0] : joined(pieces));
-  } catch {
-    throw new ApiError(400, 'the body is not JSON in UTF-8');
-  }
-}
-
-/** Valid until the next call. */
-function joined(pieces: readonly Buffer[]): Buffer {
-  let bytes = 0;
-  for (const piece of pieces) {
-    if (bytes + piece.length > wholeBody.length) return Buffer.concat(pieces);
-    piece.copy(wholeBody, bytes);
-    bytes += piece.length;
-  }
-  return wholeBody.subarray(0, bytes);
-}
-
-/** By events, not by an iterator: that takes as long as the rest of a short request. */
-function bodyPieces(request: IncomingMessage): Promise<readonly Buffer[]> {
-  return new Promise((resolve, reject) => {
-    const pieces: Buffer[] = [];
-    let bytes = 0;
-    const expectFitting = (size: number) => {
-      if (size <= MOST_BODY) return true;
-      request.pause();
-      reject(new ApiError(413, `the body is larger than ${MOST_BODY / 2 ** 20} MiB`, { code: 'body_too_large' }));
-      return false;
-    };
-    if (!expectFitting(Number(request.headers['content-length'] ?? 0))) return;
-    request.on('data', (piece: Buffer) => {
-      bytes += piece.length;
-      if (expectFitting(bytes)) pieces.push(piece);
-    });
-    request.on('end', () => resolve(pieces));
-    const leave = () => {
-      if (!request.complete) reject(new ApiError(400, 'the body ended early'));
-    };
-    request.on('error', leave);
-    request.on('close', leave);
-  });
-}
-
-function sendJson(response: ServerResponse, value: object): void {
-  response.setHeader('content-type', 'application/json');
-  response.end(JSON.stringify(value));
-}
-
-function sendError(request: IncomingMessage, response: ServerResponse, error: ApiError): void {
-  if (response.headersSent || response.destroyed) {
-    response.destroy();
-    return;
-  }
-  // A body that is not read to its end cannot be followed by another request. A small one is, and thrown away.
-  const isSmall = Number(request.headers['content-length'] ?? Number.POSITIVE_INFINITY) <= SMALL_BODY;
-  if (!request.complete && isSmall) request.resume();
-  const close = request.complete || isSmall ? {} : { connection: 'close' };
-  response.writeHead(error.status, { 'content-type': 'application/json', ...error.headers, ...close });
-  response.end(JSON.stringify(error.body));
 }
 
 function allowOrigin(response: ServerResponse, origin: string): void {
@@ -457,21 +414,4 @@ function allowOrigin(response: ServerResponse, origin: string): void {
   response.setHeader('access-control-allow-headers', 'authorization, content-type');
   response.setHeader('access-control-allow-methods', 'GET, POST');
   response.setHeader('vary', 'origin');
-}
-
-/** Requests that are not HTTP, or whose headers are too large or too slow. */
-function refuseConnection(error: NodeJS.ErrnoException, socket: Socket): void {
-  if (!socket.writable || error.code === 'ECONNRESET') {
-    socket.destroy();
-    return;
-  }
-  const statuses: Record<string, string> = {
-    HPE_HEADER_OVERFLOW: '431 Request Header Fields Too Large',
-    ERR_HTTP_REQUEST_TIMEOUT: '408 Request Timeout',
-  };
-  const status = statuses[error.code ?? ''] ?? '400 Bad Request';
-  const body = JSON.stringify(new ApiError(Number(status.slice(0, 3)), status.slice(4).toLowerCase()).body);
-  socket.end(
-    `HTTP/1.1 ${status}\r\ncontent-type: application/json\r\ncontent-length: ${body.length}\r\nconnection: close\r\n\r\n${body}`,
-  );
 }

@@ -8,6 +8,7 @@ import type { AddressInfo } from 'node:net';
 import { IDLE_STATS } from '../infer/engine/interface.js';
 import { parseBody } from './body.js';
 import type { HostEvent, ModelHost, ModelInfo } from './host.js';
+import { packLogprobs } from './logprobs.js';
 import { mountModel } from './server.js';
 
 const ROUNDS = 20;
@@ -60,7 +61,7 @@ function cannedAnswers(info: ModelInfo): ModelHost {
   const steps: readonly HostEvent[][] = [
     [
       { type: 'progress', total: 1, cached: 0, processed: 1 },
-      { type: 'prompt', logprobs: [] },
+      { type: 'prompt', logprobs: packLogprobs([]) },
       { type: 'token', token: 0, text: 'a' },
     ],
     [{ type: 'token', token: 0, text: 'b' }],

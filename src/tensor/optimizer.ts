@@ -1,8 +1,8 @@
-/** What training needs of an optimizer, and what an optimizer needs of a parameter. `AdamW` and `Muon` implement it. */
+/** Interfaces of optimizers and of the parameters that they train. `AdamW` and `Muon` implement it. */
 import { UsageError } from '../errors.js';
 import type { Tensor } from './tensor.js';
 
-/** What the optimizer needs of a parameter, or of the part of one that it keeps: all are of one size. */
+/** A parameter, or the part of one that an optimizer keeps: its tensors are of one size. */
 export interface Trainable {
   readonly name: string;
   readonly value: Tensor;
@@ -31,7 +31,11 @@ export interface OptimizerStep {
   readonly keepGradients?: boolean;
 }
 
-/** The numbers of an optimizer step on the device. */
+/**
+ * The numbers of an optimizer step on the device.
+ *
+ * @opaque
+ */
 export interface DeviceStep extends Omit<OptimizerStep, 'keepGradients'> {
   /** The norm of the gradients, `gradientScale` included, is clipped to this; 0 for no clipping. */
   readonly maxNorm?: number;

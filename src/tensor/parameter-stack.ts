@@ -10,7 +10,11 @@ import { type Dtype, Tensor } from './tensor.js';
 /** Rows are filled up to a multiple of this, the sizes of FP8 products; rows of the result then begin at whole sectors. */
 const ROWS = 16;
 
-/** Matrices of one input that are multiplied as one. */
+/**
+ * Matrices of one input that are multiplied as one.
+ *
+ * @opaque
+ */
 export class ParameterStack {
   readonly parameters: readonly Parameter[];
   readonly #memory: Tensor;

@@ -21,13 +21,20 @@ export class Parameter implements Disposable {
   #rounded: Tensor | null = null;
   #roundedIsStale = true;
 
-  constructor(device: Device, name: string, shape: Shape, matrices: readonly number[] = []) {
+  /** `value`: memory that is filled already, of the given shape; by default it is allocated and not initialised. */
+  constructor(
+    device: Device,
+    name: string,
+    shape: Shape,
+    matrices: readonly number[] = [],
+    value: Tensor = Tensor.empty(device, shape),
+  ) {
     const rows = matrices.reduce((sum, count) => sum + count, 0);
     if (matrices.length > 0 && (shape.length !== 2 || rows !== shape[0]))
       throw new UsageError(`${name}: matrices of ${matrices.join(' + ')} rows are not those of [${shape.join(', ')}]`);
     this.name = name;
     this.matrices = matrices;
-    this.value = Tensor.empty(device, shape);
+    this.value = value;
     this.#slot = new Slot(device, shape);
     this.value.storage.leaf = this.#slot;
     this.value.storage.name = name;

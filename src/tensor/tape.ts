@@ -61,6 +61,7 @@ export class Tape implements Disposable {
   readonly #parent: Tape | null;
   readonly #rules: Rule[] = [];
   readonly #owned = new Set<Storage>();
+  readonly #held: Disposable[] = [];
   readonly #tracked = new Set<Storage>();
   readonly #saves = new Map<Storage, number>();
   readonly #dropped = new Set<Storage>();
@@ -113,6 +114,13 @@ export class Tape implements Disposable {
     this.#expectOpen();
     this.#owned.add(tensor.storage);
     return tensor;
+  }
+
+  /** Makes the tape the owner of an object that is not a tensor, such as the `Sequences` of a pass: `end` disposes of it. */
+  hold<T extends Disposable>(value: T): T {
+    this.#expectOpen();
+    this.#held.push(value);
+    return value;
   }
 
   /** Releases a tensor from the tape's ownership: the caller frees it. */
@@ -299,6 +307,7 @@ export class Tape implements Disposable {
     for (const storage of [...this.#gradients.keys()]) this.#releaseGradient(storage);
     for (const storage of this.#owned) storage.free('Tape.end()');
     this.#owned.clear();
+    for (const value of this.#held.splice(0)) value[dispose]();
     this.#tracked.clear();
     this.#saves.clear();
     this.#dropped.clear();
@@ -432,7 +441,7 @@ function expectWhole(tensor: Tensor): void {
     throw new UsageError(`${tensor} is a part of a larger tensor: rows cannot be differentiated, use the whole tensor`);
 }
 
-/** What is known about a tape after it was collected. It must not refer to the tape. */
+/** Record of a tape that outlives it. It must not refer to the tape. */
 interface TapeRecord {
   readonly owned: ReadonlySet<Storage>;
   readonly where: string | null;

@@ -54,6 +54,17 @@ describe.each(devices())('Tensor on $name', ({ device }) => {
     expect([...copy.read()]).toEqual([...tensor.read()]);
   });
 
+  it('holds addresses of its device', () => {
+    const page = own(Tensor.from(device(), [5, 6], [2]));
+    using table = Tensor.empty(device(), [3], 'address');
+    table.write([page.pointer, 0n, page.rows(1, 2).pointer]);
+    expect(table.toString()).toBe('tensor address[3]');
+    expect(table.read()[2] - table.read()[0]).toBe(4n);
+    const copy = own(Tensor.zeros(device(), [2]));
+    device().copy(copy.pointer, table.read()[0], copy.bytes);
+    expect([...copy.read()]).toEqual([5, 6]);
+  });
+
   it('item() without an index is for a tensor of one element', () => {
     expect(own(Tensor.from(device(), [7], [1, 1])).item()).toBe(7);
     const two = own(Tensor.from(device(), [1, 2], [1, 2]));

@@ -1,6 +1,6 @@
 /** A tensor: device memory with a shape and a dtype. Row-major, always contiguous. */
 
-import { type Block, type Device, expectDevice } from '../device/device.js';
+import { type Device, expectDevice, type MemoryBlock } from '../device/device.js';
 import type { MemoryPool } from '../device/pool.js';
 import { UsageError } from '../errors.js';
 import { bfloat16ToFloat32, float32ToBfloat16 } from './bfloat16.js';
@@ -9,11 +9,22 @@ import { dispose } from './dispose.js';
 /** Element type of a tensor. */
 export type Dtype = 'f32' | 'bf16' | 'i32' | 'f64';
 
+/** The memory of a tensor holds numbers, or 64-bit addresses of memory of its device. */
+type MemoryDtype = Dtype | 'address';
+
+/**
+ * One value of a tensor.
+ *
+ * @opaque
+ */
+type Element<D extends MemoryDtype> = D extends 'address' ? bigint : number;
+
 /** Extents of a tensor, outermost first. `[]` is a scalar. */
 export type Shape = readonly number[];
 
 /** The typed array that `Tensor.read` returns for each dtype; bf16 is widened. */
 export interface HostArrays {
+  readonly address: BigUint64Array;
   readonly f32: Float32Array;
   readonly bf16: Float32Array;
   readonly i32: Int32Array;
@@ -21,11 +32,13 @@ export interface HostArrays {
 }
 
 /** Bytes of one element. */
-export const DTYPE_BYTES: Record<Dtype, number> = { f32: 4, bf16: 2, i32: 4, f64: 8 };
+export const DTYPE_BYTES: Record<MemoryDtype, number> = { f32: 4, bf16: 2, i32: 4, f64: 8, address: 8 };
 
 /**
  * Device memory that a tensor shares with its views. Gradients belong to the storage, so a reshape needs no backward
  * rule.
+ *
+ * @opaque
  */
 export class Storage {
   readonly device: Device;
@@ -33,7 +46,7 @@ export class Storage {
   readonly bytes: number;
   /** Null for a part of another storage. */
   readonly #pool: MemoryPool | null;
-  readonly #block: Block;
+  readonly #block: MemoryBlock;
   readonly #whole: Storage | null;
   #freedBy: string | null = null;
   /** Set on the storage of a parameter: where its gradient accumulates. */
@@ -66,7 +79,7 @@ export class Storage {
   }
 
   /** Returns the memory to the pool. A part frees nothing: its memory goes with the whole. */
-  free(by = 'free()', tensor: Tensor | null = null): void {
+  free(by = 'free()', tensor: Tensor<MemoryDtype> | null = null): void {
     if (this.#freedBy !== null)
       throw new Error(`${tensor ?? 'a tensor'} was freed twice: by ${this.#freedBy}, then by ${by}`);
     this.#freedBy = by;
@@ -91,7 +104,7 @@ export function elements(shape: Shape): number {
  * Device memory with a shape and a dtype `D`. Row-major and contiguous. The creator frees it (`free`, or a `using`
  * declaration), unless a tape owns it.
  */
-export class Tensor<D extends Dtype = Dtype> implements Disposable {
+export class Tensor<D extends MemoryDtype = Dtype> implements Disposable {
   readonly storage: Storage;
   readonly shape: Shape;
   readonly dtype: D;
@@ -105,7 +118,7 @@ export class Tensor<D extends Dtype = Dtype> implements Disposable {
   }
 
   /** A tensor whose memory is not initialised. */
-  static empty<D extends Dtype = 'f32'>(device: Device, shape: Shape, dtype = 'f32' as D): Tensor<D> {
+  static empty<D extends MemoryDtype = 'f32'>(device: Device, shape: Shape, dtype = 'f32' as D): Tensor<D> {
     for (const size of shape)
       if (!Number.isSafeInteger(size) || size < 0)
         throw new UsageError(`a tensor's shape must hold integers of at least 0, not [${shape.join(', ')}]`);
@@ -115,7 +128,7 @@ export class Tensor<D extends Dtype = Dtype> implements Disposable {
   }
 
   /** A tensor of zeros. */
-  static zeros<D extends Dtype = 'f32'>(device: Device, shape: Shape, dtype = 'f32' as D): Tensor<D> {
+  static zeros<D extends MemoryDtype = 'f32'>(device: Device, shape: Shape, dtype = 'f32' as D): Tensor<D> {
     const tensor = Tensor.empty(device, shape, dtype);
     tensor.zero();
     return tensor;
@@ -130,7 +143,7 @@ export class Tensor<D extends Dtype = Dtype> implements Disposable {
   ): Tensor<D> {
     const tensor = Tensor.empty(device, shape, dtype);
     try {
-      tensor.write(values);
+      tensor.write(values as ArrayLike<Element<D>>);
     } catch (error) {
       tensor.free();
       throw error;
@@ -189,9 +202,11 @@ export class Tensor<D extends Dtype = Dtype> implements Disposable {
     return this.#readHost() as HostArrays[D]; // the switch below returns the array of each dtype
   }
 
-  #readHost(): HostArrays[Dtype] {
-    const dtype: Dtype = this.dtype;
+  #readHost(): HostArrays[MemoryDtype] {
+    const dtype: MemoryDtype = this.dtype;
     switch (dtype) {
+      case 'address':
+        return this.#download(new BigUint64Array(this.size));
       case 'f32':
         return this.#download(new Float32Array(this.size));
       case 'f64':
@@ -216,7 +231,7 @@ export class Tensor<D extends Dtype = Dtype> implements Disposable {
   }
 
   /** Overwrites all values, rounded to the dtype. */
-  write(values: ArrayLike<number>): void {
+  write(values: ArrayLike<Element<D>>): void {
     if (values.length !== this.size)
       throw new UsageError(`${values.length} values do not fill a tensor of shape [${this.shape.join(', ')}]`);
     this.writeBytes(bytesOf(encode(values, this.dtype)));
@@ -230,8 +245,8 @@ export class Tensor<D extends Dtype = Dtype> implements Disposable {
         `item() reads one element, but the shape is [${this.shape.join(', ')}]: give an index, or use read()`,
       );
     if (!(at >= 0 && at < this.size)) throw new UsageError(`index ${at} is outside a tensor of ${this.size} elements`);
-    const one = new Tensor<Dtype>(this.storage, [1], this.dtype, this.#offset + at * DTYPE_BYTES[this.dtype]);
-    return one.read()[0];
+    const one = new Tensor<D>(this.storage, [1], this.dtype, this.#offset + at * DTYPE_BYTES[this.dtype]);
+    return Number(one.#readHost()[0]);
   }
 
   /** Sets every byte to zero. */
@@ -265,7 +280,7 @@ export class Tensor<D extends Dtype = Dtype> implements Disposable {
     if (!this.storage.isFreed) this.storage.free();
   }
 
-  #download<T extends Float32Array | Float64Array | Int32Array | Uint16Array | Uint8Array>(into: T): T {
+  #download<T extends ArrayBufferView>(into: T): T {
     this.device.download(this.pointer, bytesOf(into));
     return into;
   }
@@ -276,7 +291,9 @@ export function bytesOf(array: ArrayBufferView): Uint8Array {
   return new Uint8Array(array.buffer, array.byteOffset, array.byteLength);
 }
 
-function encode(values: ArrayLike<number>, dtype: Dtype): ArrayBufferView {
+function encode(given: ArrayLike<number | bigint>, dtype: MemoryDtype): ArrayBufferView {
+  if (dtype === 'address') return given instanceof BigUint64Array ? given : BigUint64Array.from(given, BigInt);
+  const values = given as ArrayLike<number>; // the dtype says which
   switch (dtype) {
     case 'f32':
       return values instanceof Float32Array ? values : Float32Array.from(values);

@@ -2,6 +2,7 @@
 import type { Device } from '../device/device.js';
 import type { HeadShape, SparseShape } from '../ops/attention/shape.js';
 import { compressedCount } from '../ops/common/sequences.js';
+import type { Tape } from '../tensor/tape.js';
 import { Tensor } from '../tensor/tensor.js';
 import { type Precision, rounded } from './devices.js';
 import { randomValues } from './numbers.js';
@@ -151,4 +152,11 @@ export function upload(device: Device, { values, shape, dtype }: Input): Tensor 
 export function starts(lengths: readonly number[]): number[] {
   let sum = 0;
   return [0, ...lengths.map((length) => (sum += length))];
+}
+
+/** A table of addresses of pages, or of such tables, that lives until the tape ends. */
+export function addressTable(tape: Tape, addresses: readonly bigint[]): Tensor<'address'> {
+  const table = tape.hold(Tensor.empty(tape.device, [addresses.length], 'address'));
+  table.write(addresses);
+  return table;
 }

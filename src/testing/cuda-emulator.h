@@ -50,7 +50,7 @@ struct Barrier {
 };
 struct Warp {
   Barrier barrier;
-  unsigned long long words[32];  // what lanes exchange
+  unsigned long long words[32];  // values that lanes exchange
   unsigned fragments[32][6];  // operands of a tensor-core product
 };
 struct Block {
@@ -292,7 +292,7 @@ static inline void named_barrier(int id, int threads) {
   wait(barrier);
 }
 
-// bar.arrive: no wait. What comes after the barrier's completion waits for the others only.
+// bar.arrive: no wait. The caller goes on; the barrier completes when the others have arrived.
 static inline void named_pass(int id, int threads) {
   Barrier& barrier = self().block->named[id];
   barrier.members = threads;

@@ -1,4 +1,5 @@
-/** The devices a test runs on. Every operation's test runs on each; a device that is absent is named, never passed over. */
+/** The devices a test runs on. Every operation's test runs on each; an absent one is reported as a skipped test. */
+import { describe, expect, it } from 'vitest';
 import { CpuDevice } from '../device/cpu/cpu.js';
 import { findBackend } from '../device/cuda/compile.js';
 import { CudaDevice, cudaAbsence } from '../device/cuda/cuda.js';
@@ -6,18 +7,26 @@ import { LibraryMissing } from '../device/cuda/libraries.js';
 import type { Device } from '../device/device.js';
 import { bfloat16ToFloat32, float32ToBfloat16 } from '../tensor/bfloat16.js';
 
-let sharedCpu: CpuDevice | null = null;
-let sharedCuda: CudaDevice | null = null;
+let shared: { readonly file: string | undefined; cpu?: CpuDevice; cuda?: CudaDevice } = { file: undefined };
 
-/** One CPU device per test process: kernels are loaded once. */
+/** The devices of the current test file: files may share a process, and a test may count what is allocated. */
+function devicesOfFile(): typeof shared {
+  const file = expect.getState().testPath;
+  if (file !== shared.file) shared = { file };
+  return shared;
+}
+
+/** One CPU device per test file: kernels are loaded once. */
 export function cpu(): CpuDevice {
-  sharedCpu ??= new CpuDevice();
-  return sharedCpu;
+  const devices = devicesOfFile();
+  devices.cpu ??= new CpuDevice();
+  return devices.cpu;
 }
 
 export function cuda(): CudaDevice {
-  sharedCuda ??= new CudaDevice();
-  return sharedCuda;
+  const devices = devicesOfFile();
+  devices.cuda ??= new CudaDevice();
+  return devices.cuda;
 }
 
 /** Why CUDA sources cannot be compiled here; null when they can. No GPU is needed for it. */
@@ -36,16 +45,29 @@ export type Precision = 'f32' | 'bf16';
 export interface TestDevice {
   readonly name: string;
   readonly device: () => Device;
-  /** What activations are held in. */
+  /** Type of activations. */
   readonly dtype: Precision;
 }
 
 /** For `describe.each(devices())`: a name, how to get the device, and the dtype to compute in. */
 export function devices(): TestDevice[] {
   const list: TestDevice[] = [{ name: 'cpu', device: cpu, dtype: 'f32' }];
-  if (cudaAbsence() === null)
+  const absence = cudaAbsence();
+  if (absence === null)
     list.push({ name: 'cuda', device: cuda, dtype: 'f32' }, { name: 'cuda in bf16', device: cuda, dtype: 'bf16' });
+  else reportNoGpu(absence);
   return list;
+}
+
+/** Reports the tests that a file has only where there is a GPU. */
+export function reportNoGpu(absence: string): void {
+  it('on a GPU', ({ skip }) => skip(absence));
+}
+
+/** `describe`, or one test that is skipped with the reason. */
+export function describeUnless(absence: string | null, name: string, tests: () => void): void {
+  if (absence === null) describe(name, tests);
+  else it(name, ({ skip }) => skip(absence));
 }
 
 /** The values a tensor of this dtype really holds, so that a kernel and its reference start from the same numbers. */

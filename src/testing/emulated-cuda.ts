@@ -12,9 +12,9 @@ import {
   type CudaCode,
   type CudaRuntime,
   Floating,
+  type KernelMacros,
   type LaunchArgument,
   type LaunchShape,
-  type Macros,
   type MatrixProduct,
 } from '../device/cuda/runtime.js';
 import type { Addressable, Device, KernelModule, Kernels, Signatures } from '../device/device.js';
@@ -210,7 +210,7 @@ export class EmulatedCuda implements Device, CudaRuntime {
     return 2 ** 34 - this.memory.reservedBytes;
   }
 
-  compile(source: URL, macros: Macros = {}): CudaCode {
+  compile(source: URL, macros: KernelMacros = {}): CudaCode {
     const flags = Object.entries(macros).map(([name, value]) => `-D${name}=${value}`);
     const key = JSON.stringify([source.href, flags]);
     let code = this.#code.get(key);

@@ -1,10 +1,42 @@
-/** Golden attention cases: made by an independent implementation, see /test/golden. */
+/**
+ * Golden cases: attention by an independent implementation, models and tokenizers in the layout of Hugging Face
+ * (test/golden/README.md). A checkout may have more of them beside it, in `../shared/golden`.
+ */
+import { existsSync, readdirSync, readFileSync } from 'node:fs';
+import { join, relative } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import type { NsaInputs, NsaLayout } from '../ops/attention/reference.js';
 import { compressedCount } from '../ops/common/sequences.js';
 import { readSafetensors, toFloat64 } from '../run/safetensors.js';
 
-export const GOLDEN_SMALL = fileURLToPath(new URL('../../test/golden/dev-small.safetensors', import.meta.url));
+const root = fileURLToPath(new URL('../../', import.meta.url));
+export const GOLDEN_SMALL = join(root, 'test/golden/dev-small.safetensors');
+
+/** Computes golden models with numpy and compares a folder with them. */
+export const GOLDEN_REFERENCE = join(root, 'test/golden/hf/reference.py');
+
+/** The golden cases that are not part of the repository. */
+export const SHARED_GOLDEN = join(root, '../shared/golden');
+
+/** Why a golden case beside the checkout cannot be tested; null if it can. */
+export function sharedGoldenAbsence(name: string): string | null {
+  const path = join(SHARED_GOLDEN, name);
+  return existsSync(path) ? null : `${path} does not exist: it is not part of the repository`;
+}
+
+/** Golden folders that have `file` with a matching text, as [name, folder]: of the repository, and beside the checkout. */
+export function goldenFolders(file: string, pattern = /(?:)/): [name: string, folder: string][] {
+  return [join(root, 'test/golden/hf'), join(SHARED_GOLDEN, 'hf')]
+    .filter((parent) => existsSync(parent))
+    .flatMap((parent) => readdirSync(parent).map((name) => join(parent, name)))
+    .filter((folder) => existsSync(join(folder, file)) && pattern.test(readFileSync(join(folder, file), 'utf8')))
+    .map((folder) => [relative(root, folder), folder]);
+}
+
+/** Golden models with dense attention. */
+export function denseGoldenModels(): [name: string, folder: string][] {
+  return goldenFolders('config.json', /"(Llama|Qwen2|Qwen3|Mistral)ForCausalLM"/);
+}
 
 export interface GoldenCase {
   readonly inputs: NsaInputs;
@@ -54,7 +86,8 @@ export function readGolden(path: string = GOLDEN_SMALL): GoldenCase {
   };
 }
 
-function paddedLast(selected: Float64Array, width: number): Int32Array {
+/** Golden cases pad a row of the selection in front, where -1 sorts; Trefoil pads it at its end. */
+export function paddedLast(selected: Float64Array, width: number): Int32Array {
   const rows = new Int32Array(selected.length).fill(-1);
   for (let row = 0; row < selected.length; row += width)
     rows.set(

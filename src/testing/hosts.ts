@@ -10,7 +10,7 @@ export interface Hosts {
   remove(): void;
 }
 
-/** What mpirun calls in place of ssh: the host, then the command. */
+/** The program that mpirun calls instead of ssh; its words are the host, then the command. */
 const AGENT = `#!/bin/bash
 host=$1; shift
 exec ip netns exec $host unshare --uts bash -c "hostname $host; $*"

@@ -16,7 +16,7 @@ export function idleGpuAbsence(): string | null {
 }
 
 export interface IdleGpu {
-  /** What a process needs to find it; kernels that are none stay out of the usual cache. */
+  /** Variables with which a process finds it; kernels that are none stay out of the usual cache. */
   readonly env: Readonly<Record<string, string>>;
   remove(): void;
 }

@@ -16,7 +16,7 @@ export interface RanksResult {
 
 export interface StartedRanks {
   readonly child: ChildProcess;
-  /** What was written so far, of both streams, in the order in which it came. */
+  /** Output of both streams so far, in the order in which it came. */
   readonly output: () => string;
   readonly ended: Promise<RanksResult>;
 }

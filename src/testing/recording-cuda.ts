@@ -4,7 +4,13 @@
  */
 import { existsSync, readFileSync } from 'node:fs';
 import { ListingCuda } from '../device/cuda/listing.js';
-import { type CudaCode, Floating, type LaunchArgument, type LaunchShape, type Macros } from '../device/cuda/runtime.js';
+import {
+  type CudaCode,
+  Floating,
+  type KernelMacros,
+  type LaunchArgument,
+  type LaunchShape,
+} from '../device/cuda/runtime.js';
 import type { Addressable, KernelModule, Kernels, Signatures } from '../device/device.js';
 import {
   type FusedShape,
@@ -19,7 +25,7 @@ export interface Launch {
   readonly kernel: string;
   readonly shape: LaunchShape;
   readonly values: readonly LaunchArgument[];
-  readonly macros: Macros;
+  readonly macros: KernelMacros;
 }
 
 /** Types of kernel parameters, and what a tensor must hold to be given for one. */
@@ -29,7 +35,7 @@ const DTYPES: Readonly<Record<string, string>> = {
   'float*': 'f32',
   'float2*': 'f32',
   'f32*': 'f32', // of a macro that is a dtype
-  'i64*': 'f64', // addresses
+  'i64*': 'address',
   'int*': 'i32',
   'i32*': 'i32',
   'Plan*': 'i32', // plan.cuh
@@ -47,7 +53,7 @@ export class RecordingCuda extends ListingCuda {
     this.#constants = constants;
   }
 
-  override compile(source: URL, macros: Macros = {}): CudaCode {
+  override compile(source: URL, macros: KernelMacros = {}): CudaCode {
     const text = withHeaders(source);
     return {
       constant: this.#constants,
@@ -73,23 +79,17 @@ export class RecordingCuda extends ListingCuda {
   }
 }
 
-/** What the compiled attention kernels say of themselves, for head sizes up to 64; the tests on a GPU compare it. */
+/** The numbers that compiled attention kernels export, for head sizes up to 64; the tests on a GPU compare it. */
 export function exportedBy(shape: FusedShape): (name: string) => number {
   const build = { queryMajor: false, mmaSync: false };
   const tokens = unionTokens(shape, build, sharedLimit(90));
   const shared: Readonly<Record<string, number>> = sharedBytes(shape, build, tokens);
   const numbers: Readonly<Record<string, number>> = {
-    select_max_stretches: 128,
-    select_forward_chunk: 128,
-    select_backward_chunk: 512,
     select_plan_words: 1415,
-    selected_outer_ring: 4,
-    selected_outer_chosen: shape.sparse.nSel - 3,
     selected_outer_blocks: 4,
     select_blocks_tokens: 64 / scoringSplit(shape.heads),
     select_blocks_threads: scoringSplit(shape.heads) > 1 ? 256 + 128 / scoringSplit(shape.heads) : 128,
     compressed_forward_tiles: 2,
-    compressed_backward_chunk: 512,
     joint_gradients_chunk: 1024,
     joint_gradients_keys: 192,
     joint_gradients_threads: 512,
@@ -123,7 +123,7 @@ function withHeaders(source: URL, read = new Set<string>()): string {
   });
 }
 
-function parametersOf(source: string, kernel: string, macros: Macros): string[] {
+function parametersOf(source: string, kernel: string, macros: KernelMacros): string[] {
   const found = new RegExp(`__global__[^;{]*?\\b${kernel}\\(([^)]*)\\)\\s*\\{`, 's').exec(source);
   if (!found) throw new Error(`there is no kernel ${kernel}`);
   // `const bf16 *a, *b` does not occur in parameters; each is a type and a name.

@@ -1,4 +1,7 @@
-/** What can stop a training, and what is written about it: non-finite numbers, a failed source, weights that differ, stack dumps. */
+/**
+ * Conditions that stop a training, and their reports: non-finite numbers, a failed source, weights that differ, stack
+ * dumps.
+ */
 import { createHash } from 'node:crypto';
 import { join } from 'node:path';
 import type { Batch } from '../data/batch.js';
@@ -29,6 +32,9 @@ export class NonFiniteStep extends TrefoilError {
 
 /** The data source failed. The position is that before the step, so a checkpoint can still be saved. */
 export class SourceFailed extends TrefoilError {}
+
+/** A stop was asked for while the next step waited for data. The position is that before the step. */
+export class FetchInterrupted extends TrefoilError {}
 
 /** Writes the dump of a non-finite step, and on rank 0 .anomaly_type and .HALT; returns one line for a person. */
 export function reportNonFinite(
@@ -86,12 +92,4 @@ function differingRanks(parameters: readonly Parameter[], world: World): string[
   const count = (value: string) => hashes.filter((one) => one === value).length;
   const usual = hashes.reduce((best, value) => (count(value) > count(best) ? value : best));
   return hashes.flatMap((one, rank) => (one === usual ? [] : [`rank ${rank} on ${world.members[rank].host}`]));
-}
-
-/** SIGUSR1: writes where the run is, as Node's report without its environment section, which may hold credentials. */
-export function writeStackDump(path: string, position: { readonly step: number; readonly section: string }): void {
-  const report = process.report.getReport() as unknown as Record<string, unknown>;
-  const { javascriptStack, nativeStack, javascriptHeap, resourceUsage } = report;
-  const facts = { pid: process.pid, iso: new Date().toISOString(), ...position };
-  writeFileAtomic(path, `${toJson({ ...facts, javascriptStack, nativeStack, javascriptHeap, resourceUsage }, 2)}\n`);
 }

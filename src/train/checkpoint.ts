@@ -9,9 +9,10 @@
 import { join } from 'node:path';
 import { z } from 'zod';
 import { changeLine, checkResume } from '../config/diff.js';
+import { withPresentNamesIn } from '../config/legacy/keys.js';
 import { type Config, configShape } from '../config/schema.js';
 import type { Loader } from '../data/loader.js';
-import { mergeStreamStates, type StreamState } from '../data/pipeline/position.js';
+import { isBeginning, mergeStreamStates, type StreamState } from '../data/pipeline/position.js';
 import { type TrefoilError, UsageError } from '../errors.js';
 import { explainFileError, isFileSystemError } from '../files.js';
 import {
@@ -42,8 +43,9 @@ import type { Optimizer, Trainable } from '../tensor/optimizer.js';
 import type { Parameter } from '../tensor/parameter.js';
 import type { Tensor } from '../tensor/tensor.js';
 import { ParameterPart } from './data-parallel.js';
+import type { GradientExchange } from './gradient-exchange.js';
 import type { World } from './ranks/world.js';
-import type { GradientExchange, TrainableModel } from './step.js';
+import type { TrainableModel } from './step.js';
 import type { Spikes } from './trainer.js';
 
 /** Everything that changes during a training, and what is needed to save it. `Trainer` is one. */
@@ -55,11 +57,11 @@ export interface TrainingState {
   readonly exchange: GradientExchange;
   readonly loader: Loader;
   readonly spikes: Spikes;
-  readonly progress: Progress;
+  readonly progress: TrainingProgress;
 }
 
 /** Counters that survive a resume. */
-export interface Progress {
+export interface TrainingProgress {
   /** Optimizer steps done. */
   step: number;
   firstLoss: number | null;
@@ -70,7 +72,7 @@ export interface Progress {
   skippedUpdates: number;
 }
 
-/** What a checkpoint that names no optimizer was saved with. */
+/** The optimizer of checkpoints that name none. */
 const DEFAULT_OPTIMIZER = 'adamw';
 
 const spikeState = z.strictObject({ count: z.number(), mean: z.number(), variance: z.number() });
@@ -88,7 +90,7 @@ const savedState = z.strictObject({
   spike_count: z.int(),
   skipped_updates: z.int(),
   /** The rules between keys were checked when the run began; keys that are newer than the checkpoint have their defaults. */
-  config: configShape,
+  config: z.preprocess(withPresentNamesIn, configShape),
   /** Number of ranks; absent for one. */
   ranks: z.int().min(2).optional(),
 });
@@ -137,6 +139,8 @@ export function saveTrainingState(outDir: string, state: TrainingState, options:
 /** The data position of all ranks, from which any number of ranks can continue. */
 function joinedPosition(loader: Loader, { agreement }: World): object {
   const states = agreement.gather(JSON.stringify(loader.state())).map((text) => JSON.parse(text));
+  const begin = states.find(isBeginning);
+  if (begin) return begin;
   return states[0].kind === 'stream' ? mergeStreamStates(states as StreamState[]) : states[0];
 }
 
@@ -144,7 +148,7 @@ function joinedPosition(loader: Loader, { agreement }: World): object {
 export interface ResumePoint {
   readonly found: FoundCheckpoint;
   readonly saved: z.infer<typeof savedState>;
-  /** What has changed in the config since, as lines to print. */
+  /** Changes of the config since then, as lines to print. */
   readonly changes: readonly string[];
 }
 
@@ -180,7 +184,7 @@ export function restoreTrainingState({ found, saved }: ResumePoint, state: Train
   }
   loadOptimizer(found.path, optimizerFiles(found.manifest), optimizer, exchange.trained, model.parameters);
   optimizer.steps = saved.optimizer_steps;
-  state.loader.restore(saved.loader);
+  if (!isBeginning(saved.loader)) state.loader.restore(saved.loader);
   Object.assign(state.spikes.loss, saved.spikes.loss);
   Object.assign(state.spikes.gradient, saved.spikes.gradient);
   Object.assign(state.progress, {
@@ -210,7 +214,7 @@ function rankChanges(before: Config, ranksBefore: number, config: Config, ranks:
   return [`ranks: ${ranksBefore} -> ${ranks} (${same}; the order of samples stays)`];
 }
 
-/** What a rank reports about its file, or rank 0 about the whole checkpoint. */
+/** The report of a rank about its file, or rank 0 about the whole checkpoint. */
 type Outcome<Value> = { readonly value: Value } | { readonly problem: string };
 
 function writeShard(
@@ -283,7 +287,7 @@ function loadOptimizer(
 }
 
 /** Elements `from` to `to` of a tensor, in a file. */
-interface Piece {
+interface TensorSlice {
   readonly from: number;
   readonly to: number;
   read(): Uint8Array;
@@ -314,8 +318,8 @@ function splitMoment(name: string): { parameter: string; moment: string } {
 function collectPieces(
   files: readonly { path: string; file: SafetensorsFile }[],
   expected: ReadonlyMap<string, Parameter>,
-): Map<string, Piece[]> {
-  const pieces = new Map<string, Piece[]>();
+): Map<string, TensorSlice[]> {
+  const pieces = new Map<string, TensorSlice[]>();
   for (const { path, file } of files)
     for (const [entryName, { dtype, shape }] of file.entries) {
       const part = PART_NAME.exec(entryName);
@@ -336,7 +340,7 @@ function collectPieces(
 }
 
 /** Copies the elements `from` to `to` out of the pieces; returns how many are missing. */
-function fill(into: Uint8Array, from: number, to: number, pieces: readonly Piece[]): number {
+function fill(into: Uint8Array, from: number, to: number, pieces: readonly TensorSlice[]): number {
   let missing = to - from;
   for (const piece of pieces) {
     const [first, last] = [Math.max(from, piece.from), Math.min(to, piece.to)];

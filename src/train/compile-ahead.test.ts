@@ -1,10 +1,10 @@
 import { basename, dirname } from 'node:path';
 import { describe, expect, it } from 'vitest';
-import { shippedConfigs } from '../config/files.js';
 import { readConfig } from '../config/load.js';
 import { parseConfig } from '../config/parse.js';
+import { shippedConfigs } from '../config/shipped.js';
 import { ListingCuda } from '../device/cuda/listing.js';
-import type { CudaCode, Macros } from '../device/cuda/runtime.js';
+import type { CudaCode, KernelMacros } from '../device/cuda/runtime.js';
 import { headShapeOf, modelShape, sparseShapeOf } from '../model/shape.js';
 import { exportedBy } from '../testing/recording-cuda.js';
 import { trainingKernels } from './compile-ahead.js';
@@ -21,7 +21,7 @@ class KnowingCuda extends ListingCuda {
     this.#constants = constants;
   }
 
-  override compile(source: URL, macros: Macros = {}): CudaCode {
+  override compile(source: URL, macros: KernelMacros = {}): CudaCode {
     return { ...super.compile(source, macros), constant: this.#constants };
   }
 }
@@ -62,7 +62,7 @@ describe('kernels that a training compiles', () => {
   });
 
   it.each([
-    ['branch kernels', { runtime: { use_fa2: false } }],
+    ['branch kernels', { runtime: { fused: false } }],
     ['fp32', { runtime: { precision: 'fp32' } }],
     ['no statistics', { runtime: { aux_stats: false } }],
     ['phi conv', { nsa: { phi: 'conv' } }],

@@ -13,9 +13,11 @@ import { AttentionCounters } from '../ops/attention/counters.js';
 import { GradientNorms } from '../ops/gradnorm/op.js';
 import { STEP_SCALARS } from '../tensor/optimizer.js';
 import { Tensor } from '../tensor/tensor.js';
+import { BatchUploader } from './device-batch.js';
 import { launchStep, needsHost } from './device-stepper.js';
 import { evaluate } from './evaluate.js';
-import { BatchUploader, createOptimizer, LocalGradients, localContext } from './step.js';
+import { LocalGradients } from './gradient-exchange.js';
+import { createOptimizer, localContext } from './step.js';
 
 /**
  * Fills the kernel cache with what a training of this model needs. Does nothing on a CPU, and where the host checks every

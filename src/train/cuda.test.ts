@@ -3,7 +3,7 @@ import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import type { Config } from '../config/schema.js';
 import { packBatch } from '../data/batch.js';
-import { SyntheticSamples } from '../data/sources/synthetic.js';
+import { UniformSamples } from '../data/synthetic/uniform.js';
 import { CudaDevice, cudaAbsence } from '../device/cuda/cuda.js';
 import { LanguageModel } from '../model/language-model.js';
 import { modelShape } from '../model/shape.js';
@@ -13,8 +13,9 @@ import { tailHeartbeats } from '../run/logs/heartbeat.js';
 import { runPaths } from '../run/paths.js';
 import { cpu, cuda } from '../testing/devices.js';
 import { runTraining, type TinyOverrides, temporaryFolder, tinyConfig } from '../testing/run.js';
+import { BatchUploader } from './device-batch.js';
 import { DeviceStepper } from './device-stepper.js';
-import { BatchUploader, localContext } from './step.js';
+import { localContext } from './step.js';
 
 let folder: { path: string; remove: () => void };
 beforeEach(() => {
@@ -135,7 +136,7 @@ describe('training on CUDA', () => {
 
   onGpu('gives the same losses with gradient checkpointing, in less memory', async () => {
     const model = { ...MODEL, n_layers: 6 };
-    const peak = (run: Config) => lastStep(run).gpu_mem_alloc!;
+    const peak = (run: Config) => lastStep(run).gpu_mem_peak!;
     const train = { steps: 8, eval_every: 0, seq_len: 1024, batch_size: 8 };
     const runs = [false, true].map((gradient_checkpointing) =>
       config(`checkpointing ${gradient_checkpointing}`, {
@@ -176,7 +177,7 @@ describe('training on CUDA', () => {
     const optimizer = new AdamW(device, trainedParameters);
     const uploader = new BatchUploader(device, chosen.nsa);
     const stepper = new DeviceStepper(device, localContext({ model, optimizer, uploader, config: chosen }));
-    const samples = new SyntheticSamples(256, 1, 'train');
+    const samples = new UniformSamples(256, 1, 'train');
     const rows = [0, 1].map((row) => samples.locate(row));
     const batches = [packBatch(samples, rows, { sequenceLength: 64, documentMask: false })];
     const step = () => {

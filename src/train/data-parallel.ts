@@ -19,9 +19,9 @@ import { castInto } from '../ops/cast/op.js';
 import type { Trainable } from '../tensor/optimizer.js';
 import type { Parameter } from '../tensor/parameter.js';
 import { Tensor } from '../tensor/tensor.js';
+import { type GradientExchange, LocalGradients } from './gradient-exchange.js';
 import { span } from './ranks/agreement.js';
 import type { World } from './ranks/world.js';
-import { type GradientExchange, LocalGradients } from './step.js';
 
 const MIB = 2 ** 20;
 /** On CPUs, pieces that fit into a core's cache are summed twice as fast; GPUs and their networks prefer larger ones. */

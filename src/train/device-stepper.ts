@@ -6,7 +6,6 @@
 
 import type { Config } from '../config/schema.js';
 import type { Batch } from '../data/batch.js';
-import { CopyQueue } from '../device/cuda/copy-queue.js';
 import { CudaDevice } from '../device/cuda/cuda.js';
 import type { CudaGraph } from '../device/cuda/stream.js';
 import type { Device } from '../device/device.js';
@@ -17,11 +16,12 @@ import { AttentionCounters } from '../ops/attention/counters.js';
 import { GradientNorms } from '../ops/gradnorm/op.js';
 import { fp8Refusal } from '../ops/linear/fp8.js';
 import { STEP_SCALARS } from '../tensor/optimizer.js';
-import { bytesOf, Tensor } from '../tensor/tensor.js';
-import { NOTHING_OBSERVED, StepTelemetry } from './observers.js';
+import { Tensor } from '../tensor/tensor.js';
+import { BatchPrefetch } from './batch-prefetch.js';
+import { BatchUploader, type DeviceBatch } from './device-batch.js';
+import { NOTHING_OBSERVED, type StepTelemetry } from './observers.js';
 import {
-  BatchUploader,
-  type DeviceBatch,
+  blocksOf,
   HostStepper,
   launchGradients,
   type StepContext,
@@ -29,6 +29,7 @@ import {
   type Stepper,
   type StepResult,
   targetWeights,
+  telemetryOf,
   weightedLoss,
 } from './step.js';
 
@@ -43,7 +44,7 @@ export function createStepper(context: StepContext): Stepper {
 
 /** Whether the host must look at the results of a step before it continues. */
 export function needsHost({ runtime, train }: Config): boolean {
-  const usesReference = runtime.force_parity || runtime.selection_kernel === 'reference';
+  const usesReference = runtime.reference_kernels || runtime.selection_kernel === 'reference';
   return train.spike_skip || runtime.strict_asserts || runtime.debug_compare || runtime.debug_timing || usesReference;
 }
 
@@ -56,13 +57,13 @@ export function expectFp8({ fp8, precision }: Config['runtime'], device: Device)
     throw new UsageError(`runtime.fp8: needs runtime.precision bf16, not ${precision}, for everything else`);
 }
 
-/** What a step leaves on the device for the host to read. */
+/** Results of a step on the device, for the host to read. */
 interface Outputs {
   readonly means: readonly Tensor[];
   readonly telemetry: StepTelemetry | null;
 }
 
-/** What a step needs on the device besides the context. */
+/** Objects on the device that a step uses besides the context. */
 export interface StepTools {
   readonly norms: GradientNorms;
   readonly counters: AttentionCounters;
@@ -79,7 +80,7 @@ export function launchStep(
 ): Outputs {
   const { optimizer, config, exchange, model } = context;
   // A recorded graph is the same in every step: it always samples, and only detailed steps read the samples.
-  const telemetry = config.runtime.aux_stats ? new StepTelemetry(model) : null;
+  const telemetry = config.runtime.aux_stats ? telemetryOf(model) : null;
   telemetry?.begin(true);
   const kernels = { ...kernelOptions(config), counters };
   const means = launchGradients(context, batches, weights, { observer: telemetry ?? undefined, kernels });
@@ -91,13 +92,14 @@ export function launchStep(
 }
 
 export class DeviceStepper implements Stepper {
+  readonly update = null;
   readonly #device: CudaDevice;
   readonly #context: StepContext;
   /** A pool for the step alone: a graph must find its memory as recorded. */
   readonly #pool: MemoryPool;
   readonly #norms: GradientNorms;
   readonly #counters: AttentionCounters;
-  /** Separate from the evaluation's, whose batches have other shapes: a graph must find its layout in place. */
+  /** Separate from the evaluation's, whose batches have other shapes: a graph must find its sequences in place. */
   readonly #uploader: BatchUploader;
   /** Calls per step that the fused attention kernels refused; a replay repeats them. */
   #refusedPerStep = 0;
@@ -106,9 +108,7 @@ export class DeviceStepper implements Stepper {
   readonly #scalars: Tensor;
   #inputs: readonly DeviceBatch[] = [];
   #shapes = '';
-  /** Copies the batches of the next step while this one runs; `#sent` are those batches. */
-  #queue: CopyQueue | null = null;
-  #sent: readonly Batch[] = [];
+  readonly #prefetch: BatchPrefetch;
   #graph: CudaGraph | null = null;
   #outputs: Outputs | null = null;
   #inputsOfStep: StepInputs | null = null;
@@ -117,9 +117,10 @@ export class DeviceStepper implements Stepper {
     this.#device = device;
     this.#context = context;
     this.#pool = device.newPool();
+    this.#prefetch = new BatchPrefetch(device);
     this.#norms = new GradientNorms(device);
     this.#counters = new AttentionCounters(device);
-    this.#uploader = new BatchUploader(device, context.model.shape.nsa);
+    this.#uploader = new BatchUploader(device, blocksOf(context.model, context.config));
     this.#scalars = Tensor.empty(device, [STEP_SCALARS]);
   }
 
@@ -141,17 +142,10 @@ export class DeviceStepper implements Stepper {
 
   /** Batches of other shapes need other tensors: they are uploaded by their own step. */
   prefetch(batches: readonly Batch[]): void {
-    this.#sent = [];
     const { targets } = this.#inputsOfStep!;
-    if (batches.length === 0 || this.#shapesOf(batches, targetWeights(batches, targets)) !== this.#shapes) return;
-    const pieces = batches.flatMap(({ inputs, targets }) => [inputs, targets].map(bytesOf));
-    const total = pieces.reduce((sum, { byteLength }) => sum + byteLength, 0);
-    if (this.#queue === null || this.#queue.capacity < total) {
-      this.#freeQueue();
-      this.#queue = new CopyQueue(this.#device, total);
-    }
-    this.#queue.send(pieces);
-    this.#sent = batches;
+    const isSame = batches.length > 0 && this.#shapesOf(batches, targetWeights(batches, targets)) === this.#shapes;
+    if (isSame) this.#prefetch.send(batches);
+    else this.#prefetch.drop();
   }
 
   read(): StepResult {
@@ -160,21 +154,18 @@ export class DeviceStepper implements Stepper {
     const { batches, targets, isDetailed } = this.#inputsOfStep!;
     const { norm, each, nonFinite } = this.#norms.read();
     const [loss] = agreement.sum([weightedLoss(means, targetWeights(batches, targets))]);
-    const observed = telemetry?.read(isDetailed ? batches[0] : null) ?? NOTHING_OBSERVED;
+    const { metrics, attention } = telemetry?.read(isDetailed ? batches[0] : null) ?? NOTHING_OBSERVED;
     const finite = Number.isFinite(loss) && nonFinite === 0 && Number.isFinite(norm);
     if (!finite) optimizer.steps -= 1; // the device has skipped the update
     const counters = { ...this.#counters.read(), attention_portable: this.#refused };
-    return { loss, norm, norms: each, finite, observed, comparisons: [], counters };
+    return { loss, norm, norms: each, finite, metrics: { ...metrics, counters }, attention, comparisons: [] };
   }
-
-  /** The device has applied the update already. */
-  update(): void {}
 
   free(): void {
     this.#device.synchronize();
     this.#forget();
     this.#releaseInputs();
-    this.#freeQueue();
+    this.#prefetch.free();
     this.#norms.free();
     this.#counters.free();
     this.#uploader.free();
@@ -198,11 +189,7 @@ export class DeviceStepper implements Stepper {
       this.#shapes = shapes;
       return false;
     }
-    if (batches.every((batch, i) => batch === this.#sent[i])) {
-      this.#queue!.take(this.#inputs.flatMap(({ ids, targets }) => [ids, targets].map(placeOf)));
-      this.#sent = [];
-      return true;
-    }
+    if (this.#prefetch.take(batches, this.#inputs)) return true;
     batches.forEach(({ inputs, targets }, i) => {
       this.#inputs[i].ids.write(inputs);
       this.#inputs[i].targets.write(targets);
@@ -210,10 +197,10 @@ export class DeviceStepper implements Stepper {
     return true;
   }
 
-  /** What a recorded graph depends on: sequence lengths, the weight of each micro-batch, and the number of blocks. */
+  /** Key of a recorded graph: sequence lengths, the weight of each micro-batch, and the number of blocks. */
   #shapesOf(batches: readonly Batch[], weights: readonly number[]): string {
     const lengths = batches.map(({ cuSeqlens }, i) => `${cuSeqlens.join()} ${weights[i]}`);
-    return [...lengths, this.#context.model.shape.nsa.nSel].join('|');
+    return [...lengths, this.#context.model.shape?.nsa.nSel].join('|');
   }
 
   #record(weights: readonly number[]): CudaGraph {
@@ -259,15 +246,4 @@ export class DeviceStepper implements Stepper {
     for (const batch of this.#inputs) this.#uploader.release(batch);
     this.#inputs = [];
   }
-
-  #freeQueue(): void {
-    if (this.#queue) this.#device.synchronize();
-    this.#queue?.free();
-    this.#queue = null;
-    this.#sent = [];
-  }
-}
-
-function placeOf({ pointer, bytes }: Tensor): { address: bigint; bytes: number } {
-  return { address: pointer, bytes };
 }

@@ -8,8 +8,11 @@ import type { Terminal } from '../live-line.js';
 import { kernelOptions } from '../model/kernels.js';
 import type { LanguageModel } from '../model/language-model.js';
 import { Tape } from '../tensor/tape.js';
+import { BatchUploader } from './device-batch.js';
+import { type FarContext, FarContextGain } from './far-context.js';
 import type { Agreement } from './ranks/agreement.js';
-import { BatchUploader, type LossFunction, SingleAgreement, type TrainableModel } from './step.js';
+import { SingleAgreement } from './ranks/agreement.js';
+import type { LossFunction, TrainableModel } from './step.js';
 import { openTrainingData } from './training-data.js';
 
 /** The result of an evaluation. */
@@ -22,10 +25,10 @@ export interface Evaluation {
 
 /**
  * Every rank calls it with its own batches and gets the same result. `loss` replaces the model's loss; otherwise `observe`
- * receives the loss of every target.
+ * receives the loss of every target, if the model computes these.
  */
 export function evaluate(
-  model: Pick<TrainableModel, 'device' | 'losses'>,
+  model: Pick<TrainableModel, 'device' | 'loss' | 'losses'>,
   uploader: BatchUploader,
   batches: Iterable<Batch>,
   config: Config,
@@ -36,10 +39,12 @@ export function evaluate(
   let [total, targets] = [0, 0];
   for (const batch of batches) {
     const onDevice = uploader.upload(batch);
-    const options = { layout: onDevice.layout, kernels: kernelOptions(config) };
-    if (loss) {
+    const options = { lengths: onDevice.sequences, kernels: kernelOptions(config) };
+    if (loss || !model.losses) {
       const tape = new Tape(model.device, { record: false });
-      total += loss(tape, onDevice, options).item() * batch.targetCount;
+      const { ids, targets: wanted } = onDevice;
+      const value = loss ? loss(tape, onDevice, options) : model.loss(tape, ids, wanted, options);
+      total += value.item() * batch.targetCount;
       tape.end();
     } else {
       const losses = model.losses(onDevice.ids, onDevice.targets, options);
@@ -64,6 +69,8 @@ export interface SourceEvaluation extends Evaluation {
   /** Bits of loss per UTF-8 byte of the predicted text; null for sources that are no text. */
   readonly bitsPerByte: number | null;
   readonly byPosition: readonly PositionLoss[];
+  /** Null unless asked for, or if no sample is longer than the cut context. */
+  readonly far: FarContext | null;
 }
 
 type Say = (line: string) => void;
@@ -74,6 +81,10 @@ export interface EvaluationOptions {
   readonly environment: Environment;
   /** Where the live line of tokenising goes. */
   readonly terminal?: Terminal;
+  /** Tokens of context that the loss is compared with (far-context.ts). */
+  readonly near?: number | undefined;
+  /** Called after each batch. */
+  readonly onBatch?: (done: number, all: number) => void;
 }
 
 /**
@@ -84,7 +95,7 @@ export async function evaluateSource(
   model: LanguageModel,
   config: Config,
   count: number,
-  { say, warn, environment, terminal }: EvaluationOptions,
+  { say, warn, environment, terminal, near, onBatch = () => {} }: EvaluationOptions,
 ): Promise<SourceEvaluation> {
   const { data } = config;
   const part = data.val_fraction > 0 || data.val_path !== null ? 'validation' : 'all';
@@ -104,9 +115,14 @@ export async function evaluateSource(
     if (batches.length === 0)
       throw new UsageError('the source holds no whole sample to evaluate; lower --seq-len or raise data.val_fraction');
     const positions = new PositionLosses();
-    const evaluation = evaluate(model, uploader, batches, config, undefined, undefined, (batch, losses) =>
-      positions.add(batch, losses),
-    );
+    const far =
+      near === undefined ? null : new FarContextGain(near, (batch) => lossesOf(model, uploader, batch, config));
+    let done = 0;
+    const evaluation = evaluate(model, uploader, batches, config, undefined, undefined, (batch, losses) => {
+      positions.add(batch, losses);
+      far?.add(batch, losses);
+      onBatch(++done, batches.length);
+    });
     const samples = Math.min(loader.validationSamples, count * config.train.batch_size);
     const isText = data.source !== 'synthetic' && data.source !== 'needle';
     const bytes = isText ? targetBytes(batches, createTokenizer(data.tokenizer)) : 0;
@@ -116,11 +132,27 @@ export async function evaluateSource(
       complete: samples === loader.validationSamples,
       bitsPerByte: bytes === 0 ? null : (evaluation.loss * evaluation.targets) / Math.LN2 / bytes,
       byPosition: positions.rows(),
+      far: far?.result() ?? null,
     };
   } finally {
     uploader.free();
     loader.close();
   }
+}
+
+/** The loss of every target of a packed batch. */
+function lossesOf(
+  model: LanguageModel,
+  uploader: BatchUploader,
+  batch: Pick<Batch, 'inputs' | 'targets' | 'cuSeqlens'>,
+  config: Config,
+): Float32Array {
+  const { ids, targets, sequences } = uploader.upload(batch);
+  const losses = model.losses(ids, targets, { lengths: sequences, kernels: kernelOptions(config) });
+  const values = Float32Array.from(losses.read());
+  losses.free();
+  uploader.release({ ids, targets, sequences });
+  return values;
 }
 
 /** UTF-8 bytes of all targets that count. */

@@ -22,6 +22,7 @@ const iterableState = z.strictObject({ kind: z.literal('iterable'), batches: z.i
 /** A loader over an iterable. Its position is a count: a resumed run skips as many batches of an equal iterable. */
 export class IterableLoader implements Loader {
   readonly vocabSize = 0;
+  readonly source = 'iterable';
   readonly tokensPerEpoch = Number.POSITIVE_INFINITY;
   readonly samplesPerEpoch = Number.POSITIVE_INFINITY;
   readonly validationSamples = 0;

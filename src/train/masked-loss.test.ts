@@ -10,7 +10,9 @@ import { crossEntropyForward } from '../ops/crossentropy/reference.js';
 import { cpu } from '../testing/devices.js';
 import { modelForward } from '../testing/model-reference.js';
 import { dot, randomValues } from '../testing/numbers.js';
-import { BatchUploader, LocalGradients, launchGradients, targetWeights, weightedLoss } from './step.js';
+import { BatchUploader } from './device-batch.js';
+import { LocalGradients } from './gradient-exchange.js';
+import { launchGradients, targetWeights, weightedLoss } from './step.js';
 
 const VOCABULARY = 40;
 const SEQUENCE = 24;

@@ -1,26 +1,31 @@
-/** What a step observes of attention in its forward passes: statistics of gates and selection, and checks of both. */
+/** Observations of attention in the forward passes of a step: statistics of gates and selection, and checks of both. */
 import type { Batch } from '../data/batch.js';
 import type { Device } from '../device/device.js';
 import type { Observer } from '../model/attention.js';
-import { type ModelShape, sparseLayers } from '../model/shape.js';
-import { type GateStatistics, gateSums, summarizeGates } from '../ops/attention/gate/op.js';
-import { type SelectionStatistics, selectionCounts, summarizeSelection } from '../ops/attention/selection-counts/op.js';
+import { type ModelShape, sparseLayers, sparseShapeOf } from '../model/shape.js';
+import {
+  type AttendedWith,
+  type Coverage,
+  coverageOf,
+  meanCoverage,
+  type SampledToken,
+  tokensToCover,
+} from '../ops/attention/coverage.js';
+import { gateSums, summarizeGates } from '../ops/attention/gate/op.js';
+import { selectionCounts, summarizeSelection } from '../ops/attention/selection-counts/op.js';
 import { sampledToken, sampleSelection } from '../ops/attention/selection-sample/op.js';
 import { type ForcedBlocks, forcedBlocks } from '../ops/attention/shape.js';
-import type { Tensor } from '../tensor/tensor.js';
+import type { RunMetrics } from '../run/metrics.js';
+import { Tensor } from '../tensor/tensor.js';
+import type { StepResult } from './step.js';
 
-/** Statistics observed during a step. */
-export interface Observed {
-  /** Over all layers, heads and tokens; null for dense attention. */
-  readonly gates: GateStatistics | null;
-  /** Selected blocks per token; null for dense attention. */
-  readonly selection: SelectionStatistics | null;
-  /** By layer; null for dense attention and in steps without details. */
-  readonly attention: AttentionStatistics | null;
-}
+type Observed = Pick<StepResult, 'metrics' | 'attention'>;
 
-/** What a step observed that collects nothing. */
-export const NOTHING_OBSERVED: Observed = { gates: null, selection: null, attention: null };
+/** The observations of a step that collects nothing. */
+export const NOTHING_OBSERVED: Observed = { metrics: {}, attention: null };
+
+/** Tokens at which the coverage of the choice is measured, on the CPU. */
+const COVERED_TOKENS = 16;
 
 /** Pairs of neighbouring tokens that the statistics of the selection are computed from. */
 const SAMPLED_PAIRS = 128;
@@ -33,8 +38,13 @@ export class StepTelemetry implements Observer {
   readonly #model: { readonly device: Device; readonly shape: ModelShape };
   readonly #gateSums: Tensor[] = [];
   readonly #samples: Tensor[] = [];
+  /** [1] for each layer, of the first micro-batch; empty without train.scorer_loss. */
+  readonly #scorerLosses: Tensor[] = [];
   /** Indices of the layers that have gates and a selection. */
   readonly #layers: readonly number[];
+  /** Mean coverage of each layer in the first micro-batch of a sampled step. */
+  readonly #coverages: Coverage[] = [];
+  #coveredTokens: readonly SampledToken[] = [];
   #isSampled = false;
   #selection: Tensor | null = null;
 
@@ -44,9 +54,19 @@ export class StepTelemetry implements Observer {
     this.#layers = sparseLayers(model.shape);
   }
 
-  /** Before the forward passes of a step. */
-  begin(isSampled: boolean): void {
+  /** Before the forward passes of a step. `first`: the first micro-batch, if the host may read tensors during them. */
+  begin(isSampled: boolean, first: Pick<Batch, 'cuSeqlens'> | null = null): void {
     this.#isSampled = isSampled;
+    const canCover = isSampled && first !== null && this.#model.device.kind === 'cpu';
+    const { shape } = this.#model;
+    this.#coveredTokens = canCover ? tokensToCover(first.cuSeqlens, sparseShapeOf(shape), COVERED_TOKENS) : [];
+  }
+
+  /** Recomputed layers and later micro-batches call again: the first call of each layer counts. */
+  attended(layer: number, given: AttendedWith): void {
+    if (this.#coveredTokens.length === 0 || this.#layers.indexOf(layer) !== this.#coverages.length) return;
+    const covered = coverageOf(given, this.#coveredTokens, sparseShapeOf(this.#model.shape));
+    this.#coverages.push(meanCoverage(covered.flat()));
   }
 
   gates(_layer: number, gates: Tensor): void {
@@ -62,6 +82,13 @@ export class StepTelemetry implements Observer {
       this.#samples.push(sampleSelection(this.#model.device, selected, SAMPLED_PAIRS));
   }
 
+  scorerLoss(layer: number, loss: Tensor): void {
+    if (this.#layers.indexOf(layer) !== this.#scorerLosses.length) return;
+    const kept = Tensor.empty(this.#model.device, loss.shape);
+    kept.copyFrom(loss);
+    this.#scorerLosses.push(kept);
+  }
+
   /**
    * Reads what was collected. A replayed graph fills the same memory again. `detailed`: the first micro-batch, if statistics
    * by layer are wanted.
@@ -70,24 +97,51 @@ export class StepTelemetry implements Observer {
     const sums = this.#gateSums.map((tensor) => tensor.read());
     const gates = sums.length === 0 ? null : summarizeGates(sums);
     const selection = this.#selection && summarizeSelection(this.#selection.read());
-    const attention = detailed && this.#samples.length > 0 ? this.#byLayer(sums, detailed) : null;
-    return { gates, selection, attention };
+    const scorer = this.#scorerLosses.map((loss) => loss.item());
+    const metrics: RunMetrics = {
+      ...(gates && {
+        gate_entropy_mean: gates.entropyMean,
+        gate_entropy_min: gates.entropyMin,
+        gate_max_gate: gates.max,
+        gate_max_gate_mean: gates.maxMean,
+        gate_collapse_frac: gates.collapseFraction,
+        gate_branch_shares: gates.shares,
+      }),
+      ...(selection && {
+        sel_k_mean: selection.mean,
+        sel_k_max: selection.max,
+        sel_pct_at_max: selection.percentAtMax,
+      }),
+      ...(scorer.length > 0 && { scorer_loss: scorer.reduce((sum, loss) => sum + loss) / scorer.length }),
+    };
+    const attention = detailed && this.#samples.length > 0 ? this.#byLayer(sums, scorer, detailed) : null;
+    return { metrics, attention };
   }
 
-  #byLayer(sums: readonly ArrayLike<number>[], batch: Batch): AttentionStatistics {
+  #byLayer(sums: readonly ArrayLike<number>[], scorer: readonly number[], batch: Batch): AttentionStatistics {
     const { nKvGroups: groups, nsa, nLayers } = this.#model.shape;
     const layers = this.#samples.map((sample, i) => ({ gates: sums[i], selection: sample.read() }));
     const sampled = { groups, slots: nsa.nSel, blockSize: nsa.lSel, ...forcedBlocks(nsa) };
-    const statistics = attentionStatistics(layers, sampled, batch);
     const isWhole = this.#layers.length === nLayers;
-    return isWhole ? statistics : { ...statistics, sparse_layers: this.#layers };
+    return {
+      ...attentionStatistics(layers, sampled, batch),
+      ...(scorer.length > 0 && { scorer_loss: scorer.map(digits) }),
+      ...(this.#coverages.length > 0 && {
+        coverage: this.#coverages.map(({ chosen }) => digits(chosen)),
+        coverage_forced: this.#coverages.map(({ forced }) => digits(forced)),
+        coverage_best: this.#coverages.map(({ best }) => digits(best)),
+      }),
+      ...(!isWhole && { sparse_layers: this.#layers }),
+    };
   }
 
   free(): void {
-    for (const tensor of [...this.#gateSums, ...this.#samples]) tensor.free();
+    for (const tensor of [...this.#gateSums, ...this.#samples, ...this.#scorerLosses]) tensor.free();
     this.#selection?.free();
     this.#gateSums.length = 0;
     this.#samples.length = 0;
+    this.#scorerLosses.length = 0;
+    this.#coverages.length = 0;
     this.#selection = null;
   }
 }
@@ -97,6 +151,7 @@ const SUM_TOLERANCE = 1e-5;
 /** Checks the invariants of gates and selections in every forward pass, then calls `next`. A violation throws. */
 export function strictObserver(shape: ModelShape, next?: Observer): Observer {
   return {
+    attended: (layer, attended) => next?.attended?.(layer, attended),
     gates(layer, gates) {
       const values = gates.read();
       for (let i = 0; i < values.length; i += 3) {
@@ -125,6 +180,7 @@ export function strictObserver(shape: ModelShape, next?: Observer): Observer {
       }
       next?.selected?.(layer, selected);
     },
+    scorerLoss: (layer, loss) => next?.scorerLoss?.(layer, loss),
   };
 }
 
@@ -150,13 +206,23 @@ export interface AttentionStatistics {
   readonly layers: readonly number[];
   /** [layer][bin]: selected blocks by distance. Bin 0: the own block; bin b: 2^(b-1) to 2^b - 1 blocks back. */
   readonly distance: readonly (readonly number[])[];
+  /** Mean scorer loss in nats; absent without `train.scorer_loss`. */
+  readonly scorer_loss?: readonly number[];
+  /**
+   * Share of the attention of 16 tokens that their selected blocks cover (ops/attention/coverage.ts); absent on a GPU and
+   * in batches where every token reads all of its blocks.
+   */
+  readonly coverage?: readonly number[];
+  /** The same for the forced blocks alone, and for the best choice of as many blocks. */
+  readonly coverage_forced?: readonly number[];
+  readonly coverage_best?: readonly number[];
 }
 
-/** What was collected for one layer in the first micro-batch of a step. */
+/** Statistics collected for one layer in the first micro-batch of a step. */
 export interface LayerSample {
-  /** Of `gateSums`. */
+  /** Result of `gateSums`. */
   readonly gates: ArrayLike<number>;
-  /** Of `sampleSelection`, [pairs, 2, G, n]. */
+  /** Result of `sampleSelection`, [pairs, 2, G, n]. */
   readonly selection: ArrayLike<number>;
 }
 

@@ -1,19 +1,27 @@
 /** Options of `train`, what its callbacks receive, and its result. */
 import type { Config } from '../config/schema.js';
-import type { LoaderTelemetry } from '../data/loader.js';
 import type { Device } from '../device/device.js';
+import { ExitCode } from '../errors.js';
 import type { Terminal } from '../live-line.js';
-import type { SparseStartState } from '../model/sparse-start.js';
-import type { GateStatistics } from '../ops/attention/gate/op.js';
-import type { SelectionStatistics } from '../ops/attention/selection-counts/op.js';
 import type { SaveOptions } from '../run/checkpoint/save.js';
+import type { OwnMetrics } from '../run/metrics.js';
 import type { Evaluation } from './evaluate.js';
-import type { AttentionStatistics } from './observers.js';
 import type { World } from './ranks/world.js';
 import type { SignalSource } from './signals.js';
+import type { TrainingStep } from './trainer.js';
 
 /** How a run ended. */
 export type TrainStatus = 'done' | 'halted' | 'signalled' | 'non-finite' | 'no-data' | 'ranks-differ';
+
+/** The exit code of `trefoil train` for each way a run ends. */
+export const EXIT_CODES: Record<TrainStatus, number> = {
+  done: ExitCode.done,
+  halted: ExitCode.halted,
+  signalled: ExitCode.signalled,
+  'non-finite': ExitCode.nonFinite,
+  'no-data': ExitCode.dataSource,
+  'ranks-differ': ExitCode.failed,
+};
 
 /** How a training run ended. */
 export interface TrainResult {
@@ -24,34 +32,6 @@ export interface TrainResult {
   readonly firstLoss: number | null;
   readonly lastLoss: number | null;
   readonly valLoss: number | null;
-}
-
-/** The facts of one optimizer step, as a run records them. */
-export interface StepRecord {
-  readonly step: number;
-  /** Mean loss per target in nats, over all ranks. */
-  readonly loss: number;
-  readonly learningRate: number;
-  readonly tokensPerSecond: number;
-  /** Before clipping. */
-  readonly gradientNorm: number;
-  readonly fetchSeconds: number;
-  readonly fetchP50Ms: number;
-  readonly fetchP95Ms: number;
-  readonly mfu: number | null;
-  readonly gates: GateStatistics | null;
-  readonly selection: SelectionStatistics | null;
-  /** By layer; null for dense attention and in most steps. */
-  readonly attention: AttentionStatistics | null;
-  /** The schedule from dense to sparse attention; null without one. */
-  readonly sparseStart: SparseStartState | null;
-  readonly memoryMib: { readonly allocated: number; readonly reserved: number };
-  /** Counters of failures, fallbacks and attention kernels since the start, by name. */
-  readonly counters: Readonly<Record<string, number>>;
-  /** The source of the batch: `synthetic` if that replaces a source that failed. */
-  readonly data: string;
-  /** State of a loader that reads ahead. */
-  readonly loader?: LoaderTelemetry | undefined;
 }
 
 /** A completed evaluation. */
@@ -68,8 +48,11 @@ export interface CheckpointRecord {
 
 /** Functions that a program can pass to `train`. */
 export interface RunCallbacks {
-  /** Called after each optimizer step was recorded. */
-  readonly onStep?: (record: StepRecord) => void;
+  /**
+   * Called after each optimizer step with all metrics of the run. Numbers that it returns, by name, are recorded with the
+   * step: in the heartbeat, in own_metrics.csv, in TensorBoard, and as charts of the dashboard.
+   */
+  readonly onStep?: ((step: TrainingStep) => void) | ((step: TrainingStep) => OwnMetrics | undefined);
   /** Called after each evaluation was recorded. */
   readonly onEvaluation?: (record: EvaluationRecord) => void;
   /** Called after each checkpoint was saved, or could not be saved. */

@@ -1,32 +1,46 @@
 /**
- * What a run reports: log files for programs (`RunRecords`), lines for a person (`RankLogger`), and the measures in both that
- * need more than one step (`StepMeter`).
+ * Reports of a run: log files for programs (`RunRecords`), lines for a person (`RankLogger`), and the measures in both
+ * that need more than one step (`StepMeter`).
  */
+import { freemem } from 'node:os';
 import type { Config } from '../config/schema.js';
 import type { Batch } from '../data/batch.js';
 import { LiveLine } from '../live-line.js';
 import { trainingFlops } from '../model/flops.js';
 import type { LanguageModel } from '../model/language-model.js';
-import type { SparseStartState } from '../model/sparse-start.js';
-import { type CsvRow, FALLBACK_COUNTERS_CSV, K_STATS_CSV, TRAINING_CSV, VAL_CSV } from '../run/logs/csv.js';
-import type { HeartbeatFields, SectionName } from '../run/logs/heartbeat.js';
+import {
+  type CsvRow,
+  type CsvSchema,
+  FALLBACK_COUNTERS_CSV,
+  K_STATS_CSV,
+  OWN_METRICS_CSV,
+  TRAINING_CSV,
+  VAL_CSV,
+} from '../run/logs/csv.js';
+import { type HeartbeatFields, heartbeatMetrics, type SectionName } from '../run/logs/heartbeat.js';
 import { type Log, openCsv, openHeartbeats, openJsonLines, openSection, openTensorboard } from '../run/logs/log.js';
 import type { LogThread } from '../run/logs/log-thread.js';
 import type { TensorboardEvent } from '../run/logs/tensorboard.js';
+import { isLater, type MetricName, type OwnMetrics, type RunMetrics, SCALARS, scalarIn } from '../run/metrics.js';
 import type { RunPaths } from '../run/paths.js';
 import type { Evaluation } from './evaluate.js';
 import type { AttentionStatistics } from './observers.js';
-import type { StepRecord, TrainOptions } from './options.js';
+import type { TrainOptions } from './options.js';
 import type { World } from './ranks/world.js';
 import type { TrainingStep } from './trainer.js';
 
-/** Prints lines. Rank 0 prints what concerns the whole run; other ranks only warn about themselves. */
+/**
+ * Prints lines. Rank 0 prints what concerns the whole run, and keeps it in run.log; other ranks only warn about
+ * themselves.
+ */
 export class RankLogger {
   /** The progress line, on the terminal of rank 0. Every other line removes it first. */
   readonly live: LiveLine | null;
   readonly #say: (line: string) => void;
   readonly #warn: (line: string) => void;
   readonly #rank: number;
+  /** Lines that wait for `keep`, then the file. */
+  #kept: string[] | Log<string> = [];
 
   constructor({ say = () => {}, warn = warnOnStderr, terminal }: TrainOptions, { rank }: Pick<World, 'rank'>) {
     this.live = rank === 0 && terminal?.isTTY ? new LiveLine(terminal) : null;
@@ -35,21 +49,40 @@ export class RankLogger {
     this.#rank = rank;
   }
 
+  /** Writes all lines, also those so far, to a file, until it is closed. */
+  keep(log: Log<string>): () => void {
+    for (const line of this.#kept as string[]) log.write(line);
+    this.#kept = log;
+    return () => {
+      this.#kept = [];
+      log.close();
+    };
+  }
+
   readonly say = (line: string): void => {
     this.live?.clear();
-    if (this.#rank === 0) this.#say(line);
+    if (this.#rank !== 0) return;
+    this.#write(line);
+    this.#say(line);
   };
 
   readonly warn = (line: string): void => {
     this.live?.clear();
-    if (this.#rank === 0) this.#warn(line);
+    if (this.#rank !== 0) return;
+    this.#write(`warning: ${line}`);
+    this.#warn(line);
   };
 
   /** A warning about this rank, with its number unless it is rank 0. */
   readonly warnOwn = (line: string): void => {
-    this.live?.clear();
-    this.#warn(this.#rank === 0 ? line : `rank ${this.#rank}: ${line}`);
+    if (this.#rank === 0) this.warn(line);
+    else this.#warn(`rank ${this.#rank}: ${line}`);
   };
+
+  #write(line: string): void {
+    if (Array.isArray(this.#kept)) this.#kept.push(line);
+    else this.#kept.write(line);
+  }
 }
 
 function warnOnStderr(line: string): void {
@@ -59,16 +92,23 @@ function warnOnStderr(line: string): void {
 /** Fetches that the percentiles cover. */
 const RECENT_FETCHES = 256;
 
+/** Fetches that open files and fill caches; the percentiles leave them out as soon as there are others. */
+const FIRST_FETCHES = 8;
+
+const MEMORY_MS = 1000;
+
 /** Weight of the newest step in the estimate of the time left. */
 const SMOOTHING = 0.1;
 
-/** What one step alone does not tell: percentiles of fetch times, the share of the peak, the time left. */
+/** Measures over several steps: percentiles of fetch times, the share of the peak, the time left. */
 export class StepMeter {
   readonly #model: Pick<LanguageModel, 'shape'>;
   /** Seconds. */
   readonly #recentFetches: number[] = [];
   #peakFlops: number | null;
-  #isFirstStep = true;
+  #steps = 0;
+  #memory: RunMetrics = {};
+  #memoryAt = Number.NEGATIVE_INFINITY;
   /** Null until the second step. */
   #secondsPerStep: number | null = null;
 
@@ -78,16 +118,35 @@ export class StepMeter {
     this.#peakFlops = peakFlops;
   }
 
-  add(step: TrainingStep): Pick<StepRecord, 'fetchP50Ms' | 'fetchP95Ms' | 'mfu'> {
+  add(step: TrainingStep): RunMetrics {
     const seconds = step.tokens / step.tokensPerSecond;
+    if (this.#steps++ === FIRST_FETCHES) this.#recentFetches.length = 0;
     this.#recentFetches.push(step.fetchSeconds);
     if (this.#recentFetches.length > RECENT_FETCHES) this.#recentFetches.shift();
     // The first step of a process compiles kernels, so it does not count.
-    if (this.#isFirstStep) this.#isFirstStep = false;
-    else this.#secondsPerStep = seconds * SMOOTHING + (this.#secondsPerStep ?? seconds) * (1 - SMOOTHING);
+    if (this.#steps > 1)
+      this.#secondsPerStep = seconds * SMOOTHING + (this.#secondsPerStep ?? seconds) * (1 - SMOOTHING);
     const sorted = [...this.#recentFetches].sort((a, b) => a - b);
     const percentileMs = (share: number) => 1000 * sorted[Math.floor(share * sorted.length)];
-    return { fetchP50Ms: percentileMs(0.5), fetchP95Ms: percentileMs(0.95), mfu: this.#mfu(step.batches, seconds) };
+    const mfu = this.#mfu(step.batches, seconds);
+    return {
+      fetch_p50_ms: percentileMs(0.5),
+      fetch_p95_ms: percentileMs(0.95),
+      ...this.#hostMemory(),
+      ...(mfu !== null && { mfu }),
+    };
+  }
+
+  /** Looked up every second: files of the system are read for it. */
+  #hostMemory(): RunMetrics {
+    const now = performance.now();
+    if (now - this.#memoryAt >= MEMORY_MS) {
+      this.#memoryAt = now;
+      const mib = (bytes: number) => Math.round(bytes / 2 ** 20);
+      const free = process.availableMemory?.() ?? freemem(); // Node 20.13 and later know control groups
+      this.#memory = { host_mem_rss: mib(process.memoryUsage.rss()), host_mem_free: mib(free) };
+    }
+    return this.#memory;
   }
 
   /** NaN until it is known. */
@@ -109,45 +168,55 @@ export class StepMeter {
 
 export class RunRecords {
   #position: { readonly section: SectionName; readonly step: number } = { section: 'boot', step: 0 };
-  readonly #logThread: LogThread;
+  readonly #logThread: LogThread | null;
   readonly #heartbeat: Log<HeartbeatFields>;
   readonly #section: Log<{ section: SectionName; step: number }>;
-  readonly #training: Log<CsvRow<typeof TRAINING_CSV>> | null = null;
-  readonly #val: Log<CsvRow<typeof VAL_CSV>> | null = null;
-  readonly #kStats: Log<CsvRow<typeof K_STATS_CSV>> | null = null;
+  /** CSV files by their columns. */
+  readonly #csv: (readonly [CsvSchema, Log<CsvRow<CsvSchema>>])[] = [];
   readonly #counters: Log<CsvRow<typeof FALLBACK_COUNTERS_CSV>> | null = null;
   readonly #paths: RunPaths;
   readonly #rank: number;
+  readonly #resumedFrom: number;
+  readonly #hasCsv: boolean;
+  /** Opened by the first metric. */
+  #own: Log<CsvRow<typeof OWN_METRICS_CSV>> | null = null;
   #attention: Log<{ step: number } & AttentionStatistics> | null = null;
   #samples: Log<{ step: number; text: string }> | null = null;
   readonly #tensorboard: Log<TensorboardEvent> | null = null;
   /** All but the section, which is not worth waiting for. */
   readonly #logs: Pick<Log<unknown>, 'drops' | 'flush' | 'close'>[];
 
-  /** Rows after `resumedFrom` are removed: the resumed run writes them again. `logThread` does the writing. */
+  /** Rows after `resumedFrom` are removed: the resumed run writes them again. `logThread` does the writing; with null this thread does. */
   constructor(
     paths: RunPaths,
     config: Config,
     { rank, size }: { readonly rank: number; readonly size: number },
     resumedFrom: number,
-    logThread: LogThread,
+    thread: LogThread | null,
   ) {
-    this.#logThread = logThread;
+    const logThread = thread ?? undefined;
+    this.#logThread = thread;
     this.#paths = paths;
     this.#rank = rank;
+    this.#resumedFrom = resumedFrom;
+    this.#hasCsv = config.runtime.csv_logs && rank === 0;
     this.#section = openSection(paths.section(rank), rank, { logThread });
     this.#heartbeat = openHeartbeats(paths.heartbeat(rank), rank, { logThread, world: size });
     this.#logs = [this.#heartbeat];
     if (rank !== 0) return;
     if (config.runtime.csv_logs) {
       const options = { logThread, keepThrough: resumedFrom };
-      this.#training = openCsv(paths.training, TRAINING_CSV, options);
-      this.#val = openCsv(paths.val, VAL_CSV, options);
-      this.#kStats = openCsv(paths.kStats, K_STATS_CSV, options);
+      const { training, val, kStats } = paths;
+      for (const [path, schema] of [
+        [training, TRAINING_CSV],
+        [val, VAL_CSV],
+        [kStats, K_STATS_CSV],
+      ] as const)
+        this.#csv.push([schema, openCsv(path, schema as CsvSchema, options)]);
       this.#counters = openCsv(paths.fallbackCounters, FALLBACK_COUNTERS_CSV, options);
-      this.#logs.push(this.#training, this.#val, this.#kStats, this.#counters);
+      this.#logs.push(...this.#csv.map(([, log]) => log), this.#counters);
     }
-    if (config.runtime.tb) {
+    if (config.runtime.tensorboard) {
       this.#tensorboard = openTensorboard(paths.tensorboard, { logThread, resumedFromStep: resumedFrom });
       this.#logs.push(this.#tensorboard);
     }
@@ -160,10 +229,10 @@ export class RunRecords {
 
   /** At the end of a run: dropped records, and those that a hung file system still holds up. */
   get lost(): number {
-    return this.drops + this.#logThread.stuck;
+    return this.drops + (this.#logThread?.stuck ?? 0);
   }
 
-  /** What the rank does now. */
+  /** The current section and step of the rank. */
   get position(): { readonly section: SectionName; readonly step: number } {
     return this.#position;
   }
@@ -186,41 +255,31 @@ export class RunRecords {
   }
 
   /** The heartbeat of a step: every step has one. Rank 0 also records the attention by layer, where that was observed. */
-  writeStep(record: StepRecord): void {
-    const { gates, selection, sparseStart, attention } = record;
-    this.#heartbeat.write({
-      step: record.step,
-      msg: 'progress',
-      loss: record.loss,
-      toks_per_s: record.tokensPerSecond,
-      dt_fetch_s: record.fetchSeconds,
-      fetch_p50_ms: record.fetchP50Ms,
-      fetch_p95_ms: record.fetchP95Ms,
-      grad_norm: record.gradientNorm,
-      ...(gates && {
-        gate_entropy_mean: gates.entropyMean,
-        gate_entropy_min: gates.entropyMin,
-        gate_max_gate: gates.max,
-        gate_max_gate_mean: gates.maxMean,
-        gate_collapse_frac: gates.collapseFraction,
-        gate_branch_shares: [...gates.shares],
-      }),
-      ...(selection && {
-        sel_k_mean: selection.mean,
-        sel_k_max: selection.max,
-        sel_pct_at_max: selection.percentAtMax,
-      }),
-      ...(sparseStart && { n_sel: sparseStart.nSel, gate_released: sparseStart.releasedShare }),
-      ...Object.fromEntries(Object.entries(record.counters).map(([name, count]) => [`fb_${name}`, count])),
-      gpu_mem_alloc: record.memoryMib.allocated,
-      gpu_mem_reserved: record.memoryMib.reserved,
-      ...(record.mfu === null ? {} : { mfu: record.mfu }),
-      ...(record.loader && { docs_seen: record.loader.documents, queue_fill: record.loader.queueFill }),
-      data: record.data,
-    });
+  writeStep({ step, metrics, data, result }: TrainingStep): void {
+    this.#heartbeat.write({ step, msg: 'progress', ...heartbeatMetrics(metrics), data });
+    if (metrics.own) this.#writeOwn(step, metrics.own);
+    const { attention } = result;
     if (attention === null || this.#rank !== 0) return;
     this.#attention ??= this.#open(this.#paths.attention);
-    this.#attention.write({ step: record.step, ...attention });
+    this.#attention.write({ step, ...attention });
+  }
+
+  /** Metrics of the program's own, in every step that has some: a row of own_metrics.csv and a TensorBoard event for each. */
+  #writeOwn(step: number, own: OwnMetrics): void {
+    const values = Object.entries(own);
+    if (values.length === 0) return;
+    if (this.#hasCsv) {
+      const options = { logThread: this.#logThread ?? undefined, keepThrough: this.#resumedFrom };
+      if (!this.#own) {
+        this.#own = openCsv(this.#paths.ownMetrics, OWN_METRICS_CSV, options);
+        this.#logs.push(this.#own);
+      }
+      for (const [metric, value] of values) this.#own.write({ step, metric, value });
+    }
+    this.#tensorboard?.write({
+      step,
+      scalars: Object.fromEntries(values.map(([name, value]) => [`own/${name}`, value])),
+    });
   }
 
   /** A line of samples.jsonl: text that the model wrote after a step. */
@@ -231,54 +290,33 @@ export class RunRecords {
 
   /** Opens a file that only some runs have. */
   #open(path: string): Log<{ step: number }> {
-    const log = openJsonLines(path, { logThread: this.#logThread });
+    const log = openJsonLines(path, { logThread: this.#logThread ?? undefined });
     this.#logs.push(log);
     return log;
   }
 
-  /** CSV rows and TensorBoard events of a logged step (train.log_every). */
-  writeRow(record: StepRecord): void {
-    const { step, loss, learningRate, tokensPerSecond, gates, selection, sparseStart, counters } = record;
-    this.#training?.write({ step, loss, lr: learningRate, toks_per_s: tokensPerSecond });
-    if (selection) {
-      const { mean, max, percentAtMax } = selection;
-      this.#kStats?.write({ step, sel_k_mean: mean, sel_k_max: max, sel_pct_at_max: percentAtMax });
+  /** CSV rows and TensorBoard events: of a logged step (train.log_every), or of an evaluation. */
+  writeRow(step: number, metrics: RunMetrics): void {
+    const values = { ...metrics, step } as Readonly<Record<string, unknown>>;
+    for (const [schema, log] of this.#csv) {
+      const columns = Object.entries(schema);
+      // Dense attention has no columns of the selection, and evaluations have only those of val.csv.
+      if (columns.some(([column, kind]) => values[column] === undefined && !isLater(kind))) continue;
+      log.write(Object.fromEntries(columns.map(([column]) => [column, values[column]])) as CsvRow<CsvSchema>);
     }
-    for (const [counter, count] of Object.entries(counters)) this.#counters?.write({ step, counter, count });
-    this.#tensorboard?.write({
-      step,
-      scalars: {
-        'train/loss': loss,
-        'train/lr': learningRate,
-        'train/toks_per_s': tokensPerSecond,
-        'train/grad_norm': record.gradientNorm,
-        ...(gates && {
-          'gate/entropy_mean': gates.entropyMean,
-          'gate/entropy_min': gates.entropyMin,
-          'gate/max_gate_mean': gates.maxMean,
-          'gate/max_gate': gates.max,
-          'gate/collapse_frac': gates.collapseFraction,
-          'gate/share_cmp': gates.shares[0],
-          'gate/share_sel': gates.shares[1],
-          'gate/share_win': gates.shares[2],
-        }),
-        ...(selection && {
-          'sel/k_mean': selection.mean,
-          'sel/k_max': selection.max,
-          'sel/pct_at_max': selection.percentAtMax,
-        }),
-        ...(sparseStart && { 'sel/n_sel': sparseStart.nSel, 'gate/released': sparseStart.releasedShare }),
-        'mem/allocated_mib': record.memoryMib.allocated,
-        'mem/reserved_mib': record.memoryMib.reserved,
-      },
+    for (const [counter, count] of Object.entries(metrics.counters ?? {}))
+      this.#counters?.write({ step, counter, count });
+    const scalars = SCALARS.flatMap((scalar): [string, number][] => {
+      const value = scalarIn(metrics, scalar);
+      return scalar.tag === undefined || value === undefined ? [] : [[scalar.tag, value as number]];
     });
+    this.#tensorboard?.write({ step, scalars: Object.fromEntries(scalars) });
   }
 
   /** Row, TensorBoard events and heartbeat of an evaluation. */
   writeEvaluation(step: number, { loss, perplexity }: Evaluation): void {
-    this.#val?.write({ step, val_loss: loss, ppl: perplexity });
-    this.#tensorboard?.write({ step, scalars: { 'val/loss': loss, 'val/ppl': perplexity } });
-    this.#heartbeat.write({ step, msg: 'eval', loss });
+    this.writeRow(step, { val_loss: loss, ppl: perplexity });
+    this.#heartbeat.write({ step, msg: 'eval', val_loss: loss, ppl: perplexity });
   }
 
   /** Before a checkpoint, whose rows must be on the disk first. False if the disk did not take them all. */
@@ -292,29 +330,42 @@ export class RunRecords {
   }
 }
 
-/** `step 0020 | loss 5.4321 | lr 3.00e-04 | toks/s 51234 | …`, the form that runbooks parse; `dropped` are log records. */
-export function stepLine(record: StepRecord, dropped = 0): string {
+/** Metrics in the line of a step. */
+const LINE: readonly (readonly [MetricName, (value: number) => string])[] = [
+  ['loss', (loss) => `loss ${loss.toFixed(4)}`],
+  ['lr', (rate) => `lr ${exponent(rate)}`],
+  ['toks_per_s', (rate) => `toks/s ${rate.toFixed(0)}`],
+  ['mfu', (share) => `mfu ${(100 * share).toFixed(1)}%`],
+  ['grad_norm', (norm) => `grad_norm ${norm.toFixed(2)}`],
+  ['dt_fetch_s', (seconds) => `fetch ${(1000 * seconds).toFixed(0)}ms`],
+  ['fetch_p50_ms', (ms) => `fetch_p50 ${ms.toFixed(0)}ms`],
+  ['fetch_p95_ms', (ms) => `fetch_p95 ${ms.toFixed(0)}ms`],
+  ['n_sel', (blocks) => `n_sel ${blocks}`],
+  ['gate_released', (share) => `gate_released ${(100 * share).toFixed(1)}%`],
+];
+
+/**
+ * `step 0020 | loss 5.4321 | lr 3.00e-04 | toks/s 51234 | …`, the form that runbooks parse. `isReplaced`: synthetic tokens
+ * replace the data source.
+ */
+export function stepLine({ step, metrics }: Pick<TrainingStep, 'step' | 'metrics'>, isReplaced = false): string {
+  const dropped = metrics.counters?.['log_dropped'];
   return [
-    `step ${String(record.step).padStart(4, '0')}`,
-    `loss ${record.loss.toFixed(4)}`,
-    `lr ${exponent(record.learningRate)}`,
-    `toks/s ${record.tokensPerSecond.toFixed(0)}`,
-    ...(record.mfu === null ? [] : [`mfu ${(100 * record.mfu).toFixed(1)}%`]),
-    `grad_norm ${record.gradientNorm.toFixed(2)}`,
-    `fetch ${(1000 * record.fetchSeconds).toFixed(0)}ms`,
-    `fetch_p50 ${record.fetchP50Ms.toFixed(0)}ms`,
-    `fetch_p95 ${record.fetchP95Ms.toFixed(0)}ms`,
-    ...sparseStartText(record.sparseStart),
-    ...(dropped > 0 ? [`log_dropped ${dropped}`] : []),
+    `step ${String(step).padStart(4, '0')}`,
+    ...LINE.flatMap(([name, format]) => (metrics[name] === undefined ? [] : format(metrics[name] as number))),
+    ...(dropped === undefined ? [] : [`log_dropped ${dropped}`]),
+    ...(isReplaced ? ['SYNTHETIC data'] : []),
   ].join(' | ');
 }
 
-/** The warning about a step whose loss or gradient norm was unusual. */
-export function spikeLine({ step, loss, gradientNorm, spike, isSkipped }: TrainingStep): string {
+/** The warning about a step whose loss or gradient norm was unusual; the first one of a run says what to do. */
+export function spikeLine({ step, loss, gradientNorm, spike, isSkipped, metrics }: TrainingStep): string {
+  const isFirst = metrics.counters?.['spike'] === 1;
   const scores = [spike!.loss, spike!.gradient].map((z) => `(z ${z.toFixed(1)})`);
   return (
     `spike at step ${step}: loss ${loss.toFixed(4)} ${scores[0]}, gradient norm ${gradientNorm.toFixed(3)} ${scores[1]}` +
-    (isSkipped ? '; update skipped' : '')
+    (isSkipped ? '; update skipped' : '') +
+    (isFirst ? ' (one spike needs nothing; if they repeat, lower train.lr or set train.spike_skip: true)' : '')
   );
 }
 
@@ -327,10 +378,6 @@ export function comparisonLine({ step, result }: TrainingStep): string {
 export function timingLine({ step, fetchSeconds, gradientsMs, updateMs }: TrainingStep): string {
   const [fetch, gradients, update] = [1000 * fetchSeconds, gradientsMs, updateMs].map((ms) => `${ms.toFixed(1)}ms`);
   return `timing ${step} | fetch ${fetch} | gradients ${gradients} | update ${update}`;
-}
-
-function sparseStartText(state: SparseStartState | null): string[] {
-  return state ? [`n_sel ${state.nSel}`, `gate_released ${(100 * state.releasedShare).toFixed(1)}%`] : [];
 }
 
 /** 3.00e-04: two digits of exponent, as C prints it. */
@@ -351,7 +398,7 @@ const BAR_WIDTH = 24;
 
 /** The live line of a run. */
 export function progressText(
-  { step, loss, tokensPerSecond }: Pick<StepRecord, 'step' | 'loss' | 'tokensPerSecond'>,
+  { step, loss, tokensPerSecond }: Pick<TrainingStep, 'step' | 'loss' | 'tokensPerSecond'>,
   steps: number,
   secondsLeft: number,
 ): string {

@@ -5,16 +5,20 @@
 import { existsSync } from 'node:fs';
 import { setImmediate } from 'node:timers/promises';
 import type { Config } from '../config/schema.js';
+import { canFallBack } from '../data/loader.js';
 import { createTokenizer } from '../data/tokenizer.js';
+import { explainFileError, isFileSystemError, isPlainObject } from '../files.js';
 import { generate } from '../infer/generate.js';
-import { writeFinalModel } from '../infer/load-model.js';
+import { writeFinalModel } from '../infer/load.js';
 import type { LanguageModel } from '../model/language-model.js';
-import { SaveFailed } from '../run/checkpoint/save.js';
+import { keepCheckpoint, SaveFailed } from '../run/checkpoint/save.js';
 import type { RunFolder } from '../run/folder.js';
-import { readMark, writeAnomaly } from '../run/paths.js';
-import { NonFiniteStep, reportDifferingWeights, reportNonFinite, SourceFailed } from './anomalies.js';
-import type { StepRecord, TrainOptions, TrainResult, TrainStatus } from './options.js';
-import { RankLost } from './ranks/monitor.js';
+import type { OwnMetrics } from '../run/metrics.js';
+import { readMark } from '../run/paths.js';
+import { FetchInterrupted, NonFiniteStep, reportDifferingWeights, reportNonFinite, SourceFailed } from './anomalies.js';
+import type { Ending, RunEnds } from './ends.js';
+import type { Evaluation } from './evaluate.js';
+import type { TrainOptions, TrainResult } from './options.js';
 import type { World } from './ranks/world.js';
 import {
   comparisonLine,
@@ -35,12 +39,13 @@ export interface RunParts {
   readonly model: LanguageModel;
   readonly trainer: Trainer;
   readonly records: RunRecords;
+  readonly ends: RunEnds;
   readonly log: RankLogger;
   readonly signals: SignalWatch;
   readonly options: TrainOptions;
 }
 
-/** What is requested of a run between two steps, by a signal, the calling program's AbortSignal or .HALT. */
+/** Requests to a run between two steps, by a signal, the calling program's AbortSignal or .HALT. */
 interface Requests {
   /** The reason in .HALT. */
   readonly halt: string | undefined;
@@ -59,21 +64,24 @@ export class Run {
   readonly #model: LanguageModel;
   readonly #trainer: Trainer;
   readonly #records: RunRecords;
+  readonly #ends: RunEnds;
   readonly #log: RankLogger;
   readonly #signals: SignalWatch;
   readonly #options: TrainOptions;
   readonly #meter: StepMeter;
+  readonly #started = performance.now();
   #failedSaves = 0;
   /** The step of the newest checkpoint. A training that does not begin at step 0 was resumed from one. */
   #savedAt: number | null;
 
-  constructor({ folder, model, trainer, records, log, signals, options }: RunParts) {
+  constructor({ folder, model, trainer, records, ends, log, signals, options }: RunParts) {
     this.#config = trainer.config;
     this.#world = trainer.world;
     this.#folder = folder;
     this.#model = model;
     this.#trainer = trainer;
     this.#records = records;
+    this.#ends = ends;
     this.#log = log;
     this.#signals = signals;
     this.#options = options;
@@ -84,34 +92,28 @@ export class Run {
   /** Trains to the end, or until it is stopped, and writes the final files. */
   async execute(isEvaluationMissing: boolean): Promise<TrainResult> {
     const { progress } = this.#trainer;
-    const started = performance.now();
     try {
-      if (isEvaluationMissing) await this.#evaluate();
-      const status = this.#weightsAgree() ? await this.#train() : 'ranks-differ';
-      if (status === 'done') this.#records.writeEvent({ step: progress.step, msg: 'stop', detail: 'done' });
-      if (this.#world.isFirst) this.#writeFinalFiles(status, (performance.now() - started) / 1000);
+      const ending = this.#differingWeights() ?? (await this.#train(isEvaluationMissing));
+      if (this.#world.isFirst) this.#writeFinalFiles(ending);
+      this.#ends.write(ending);
       // A launcher may end all ranks as soon as one has ended: wait until the files are written.
       this.#world.agreement.wait();
       const { step, firstLoss, lastLoss, lastValLoss: valLoss } = progress;
-      return { status, step, outDir: this.#folder.path, firstLoss, lastLoss, valLoss };
-    } catch (error) {
-      if (error instanceof RankLost) {
-        this.#records.writeEvent({ step: progress.step, msg: 'halt', detail: error.message });
-        writeAnomaly(this.#folder.path, error.anomaly);
-      }
-      throw error;
+      return { status: ending.status, step, outDir: this.#folder.path, firstLoss, lastLoss, valLoss };
     } finally {
       this.#log.live?.clear();
     }
   }
 
-  async #train(): Promise<TrainStatus> {
+  async #train(isEvaluationMissing: boolean): Promise<Ending> {
     const { hash_every: hashEvery, sample_every: sampleEvery } = this.#config.train;
     try {
+      if (isEvaluationMissing) await this.#evaluate();
       for await (const trained of this.#trainer) {
         const { step } = trained;
         this.#report(trained);
-        if (isDue(step, hashEvery, this.#config) && !this.#weightsAgree()) return 'ranks-differ';
+        const differing = isDue(step, hashEvery, this.#config) ? this.#differingWeights() : null;
+        if (differing) return differing;
         if (this.#isSaveDue(step)) await this.#save();
         if (isEvaluationDue(step, this.#config)) await this.#evaluate();
         if (sampleEvery > 0 && step % sampleEvery === 0) await this.#sample();
@@ -122,8 +124,9 @@ export class Run {
         const ending = await this.#ending(step, requests);
         if (ending) return ending;
       }
-      return 'done';
+      return { status: 'done', detail: 'done' };
     } catch (error) {
+      if (error instanceof FetchInterrupted) return await this.#stopFetching(error);
       if (error instanceof NonFiniteStep) return this.#stopNonFinite(error);
       if (error instanceof SourceFailed) return await this.#stopWithoutData(error);
       throw error;
@@ -139,43 +142,43 @@ export class Run {
     if (trained.spike) this.#log.warn(spikeLine(trained));
     const dropped = this.#records.drops;
     const record = this.#recordOf(trained, dropped);
+    const own: unknown = this.#options.onStep?.(record);
+    if (isPlainObject(own)) this.#trainer.log(own as OwnMetrics);
     this.#records.writeStep(record);
-    this.#options.onStep?.(record);
     if (step === 1 || step % every === 0 || step === steps) {
-      this.#records.writeRow(record);
-      this.#log.say(stepLine(record, dropped));
+      this.#records.writeRow(step, record.metrics);
+      this.#log.say(stepLine(record, record.data !== this.#config.data.source && record.data === 'synthetic'));
     }
     this.#log.live?.show(progressText(record, steps, this.#meter.secondsLeft(steps - step)));
   }
 
-  /** The facts of a step as they are recorded; `dropped` log records so far. */
-  #recordOf(trained: TrainingStep, dropped: number): StepRecord {
-    const { progress, loader } = this.#trainer;
-    const { peakBytes, reservedBytes } = this.#model.device.memory;
+  /** Adds what only a run knows to the metrics of a step; `dropped` log records so far. */
+  #recordOf(trained: TrainingStep, dropped: number): TrainingStep {
+    const { loader } = this.#trainer;
+    const { usedBytes, peakBytes, reservedBytes } = this.#model.device.memory;
+    const telemetry = loader.telemetry?.();
     return {
-      step: trained.step,
-      loss: trained.loss,
-      learningRate: trained.learningRate,
-      tokensPerSecond: trained.tokensPerSecond,
-      gradientNorm: trained.gradientNorm,
-      fetchSeconds: trained.fetchSeconds,
-      ...this.#meter.add(trained),
-      ...trained.result.observed,
-      sparseStart: trained.sparseStart,
-      memoryMib: { allocated: Math.round(peakBytes / MIB), reserved: Math.round(reservedBytes / MIB) },
-      counters: {
-        save_failed: this.#failedSaves,
-        spike: progress.spikes,
-        update_skipped: progress.skippedUpdates,
-        ...trained.result.counters,
-        ...(dropped > 0 && { log_dropped: dropped }),
+      ...trained,
+      metrics: {
+        ...trained.metrics,
+        ...this.#meter.add(trained),
+        counters: {
+          save_failed: this.#failedSaves,
+          ...trained.metrics.counters,
+          ...(dropped > 0 && { log_dropped: dropped }),
+        },
+        gpu_mem_alloc: Math.round(usedBytes / MIB),
+        gpu_mem_peak: Math.round(peakBytes / MIB),
+        gpu_mem_reserved: Math.round(reservedBytes / MIB),
+        ...(telemetry && { docs_seen: telemetry.documents, queue_fill: telemetry.queueFill }),
       },
-      data: loader.source ?? this.#config.data.source,
-      loader: loader.telemetry?.(),
     };
   }
 
-  /** What was requested since the last step. Ranks must act alike: a request to one of them is a request to all. */
+  /**
+   * Returns and clears the requests since the last step. Ranks must act alike: a request to one of them is a request to
+   * all.
+   */
   #takeRequests(): Requests {
     const { agreement, isFirst } = this.#world;
     const { pending } = this.#signals;
@@ -194,8 +197,21 @@ export class Run {
 
   async #saveOnRequest(step: number): Promise<void> {
     if (this.#savedAt !== step) await this.#save();
-    // A failure was reported already.
-    if (this.#savedAt === step) this.#log.say(`saved the checkpoint of step ${step} (SIGUSR2)`);
+    if (this.#savedAt !== step) return; // the failure was reported already
+    const kept = this.#world.isFirst ? this.#keep(step) : '';
+    this.#log.say(`saved the checkpoint of step ${step} (SIGUSR2); ${kept}`);
+  }
+
+  /** Marks a checkpoint that was asked for, so that it is not deleted; returns how long it will be there. */
+  #keep(step: number): string {
+    try {
+      keepCheckpoint(this.#folder.path, step);
+      return 'it stays until you delete it';
+    } catch (error) {
+      if (!isFileSystemError(error)) throw error;
+      const { keep_last: kept } = this.#config.train;
+      return `it goes after ${kept} newer ones (train.keep_last): ${explainFileError(error)}`;
+    }
   }
 
   /** Saves a checkpoint. If the disk refuses it, training continues and the next interval tries again. */
@@ -231,9 +247,17 @@ export class Run {
   }
 
   async #evaluate(): Promise<void> {
-    if (this.#trainer.loader.validationSamples === 0) return;
+    const { loader } = this.#trainer;
+    if (loader.validationSamples === 0) return;
     const { step } = this.#trainer.progress;
-    const evaluation = await this.#trainer.evaluate();
+    let evaluation: Evaluation;
+    try {
+      evaluation = await this.#trainer.evaluate();
+    } catch (error) {
+      if (!(error instanceof SourceFailed) || !canFallBack(loader)) throw error;
+      loader.fallBack!(error);
+      return;
+    }
     this.#records.writeEvaluation(step, evaluation);
     this.#options.onEvaluation?.({ step, ...evaluation });
     this.#log.say(`eval ${step} | val_loss ${evaluation.loss.toFixed(4)} | ppl ${evaluation.perplexity.toFixed(2)}`);
@@ -254,55 +278,54 @@ export class Run {
   }
 
   /** How the run ends before its last step, after a checkpoint; null if it continues. */
-  async #ending(step: number, { halt, stop }: Requests): Promise<TrainStatus | null> {
+  async #ending(step: number, { halt, stop }: Requests): Promise<Ending | null> {
     if (halt === undefined && stop === null) return null;
     const reason = halt === undefined ? `${stop}` : `.HALT${halt ? `: ${halt}` : ''}`;
     this.#log.live?.clear();
     await this.#signals.echoed;
     if (this.#savedAt !== step) await this.#save();
-    this.#records.writeEvent({ step, msg: halt === undefined ? 'stop' : 'halt', detail: reason });
     this.#log.say(`stopped after step ${step} by ${reason}`);
-    return halt === undefined ? 'signalled' : 'halted';
+    return { status: halt === undefined ? 'signalled' : 'halted', detail: reason };
   }
 
-  #stopNonFinite({ step, result, batches }: NonFiniteStep): TrainStatus {
+  /** A request to stop came while the run waited for data. A .HALT that is gone again still counts. */
+  async #stopFetching({ message }: FetchInterrupted): Promise<Ending> {
+    const requests = this.#takeRequests();
+    const { step } = this.#trainer.progress;
+    return (await this.#ending(step, requests)) ?? { status: 'halted', detail: message };
+  }
+
+  #stopNonFinite({ step, result, batches }: NonFiniteStep): Ending {
     const { rank } = this.#world;
     const line = reportNonFinite(this.#folder.path, step, result, batches, this.#model.parameters, rank);
-    this.#records.writeEvent({ step, msg: 'halt', loss: result.loss, grad_norm: result.norm, detail: line });
     this.#log.warn(line);
-    return 'non-finite';
+    return { status: 'non-finite', detail: line, refused: { step, loss: result.loss, grad_norm: result.norm } };
   }
 
   /** The source failed: saves, so that the run can continue when the source is back. */
-  async #stopWithoutData(error: SourceFailed): Promise<TrainStatus> {
+  async #stopWithoutData(error: SourceFailed): Promise<Ending> {
     const { step } = this.#trainer.progress;
     if (step > 0 && this.#savedAt !== step) await this.#save();
     this.#records.writeEvent({ step, msg: 'loader_error', detail: error.message });
     this.#log.warnOwn(error.message);
-    return 'no-data';
+    return { status: 'no-data', detail: error.message };
   }
 
-  /** Whether all ranks hold the same weights; if not, writes why the run ends. */
-  #weightsAgree(): boolean {
+  /** The end of the run if not all ranks hold the same weights. */
+  #differingWeights(): Ending | null {
     const { step } = this.#trainer.progress;
     const line = reportDifferingWeights(this.#folder.path, step, this.#model.parameters, this.#world);
-    if (line === null) return true;
-    this.#records.writeEvent({ step, msg: 'halt', detail: line });
+    if (line === null) return null;
     this.#log.warn(line);
-    return false;
+    return { status: 'ranks-differ', detail: line };
   }
 
-  /** metrics.json always; the final model if the run is done. */
-  #writeFinalFiles(status: TrainStatus, seconds: number): void {
+  /** The content of metrics.json besides the end. */
+  readonly facts = () => {
     const { progress } = this.#trainer;
     const { device, dtype, parameterCount } = this.#model;
     const { seq_len, batch_size, accumulate_grad_batches, steps } = this.#config.train;
-    const { path } = this.#folder;
-    this.#records.flush();
-    const { lost } = this.#records;
-    if (lost > 0) this.#log.warn(`${lost} log records were dropped: the file system of ${path} did not take them`);
-    this.#folder.writeMetrics({
-      status,
+    return {
       step: progress.step,
       steps,
       first_loss: progress.firstLoss,
@@ -311,8 +334,8 @@ export class Run {
       tokens_seen: progress.tokensSeen,
       spikes: progress.spikes,
       skipped_updates: progress.skippedUpdates,
-      dropped_log_lines: lost,
-      seconds,
+      dropped_log_lines: this.#records.lost,
+      seconds: (performance.now() - this.#started) / 1000,
       device: device.kind,
       device_name: device.name,
       dtype: dtype === 'bf16' ? 'bf16' : 'fp32',
@@ -320,11 +343,19 @@ export class Run {
       seq_len,
       batch_size: batch_size * accumulate_grad_batches * this.#world.size,
       ranks: this.#world.size,
-    });
+    };
+  };
+
+  /** The final model if the run is done. */
+  #writeFinalFiles({ status }: Ending): void {
+    const { path } = this.#folder;
+    this.#records.flush();
+    const { lost } = this.#records;
+    if (lost > 0) this.#log.warn(`${lost} log records were dropped: the file system of ${path} did not take them`);
     if (status !== 'done') return;
     const { save } = this.#options;
     for (const target of save ? [path, save] : [path])
-      writeFinalModel(target, this.#model, this.#config, { step: progress.step });
+      writeFinalModel(target, this.#model, this.#config, { step: this.#trainer.progress.step });
   }
 
   /** A checkpoint comes before an evaluation: if that runs out of memory, nothing is lost. */

@@ -21,7 +21,7 @@ export interface SignalSource {
 const ECHO_MS = 100;
 
 export class SignalWatch {
-  /** What signals have requested. The run reads it between steps, and resets `save`. */
+  /** Requests by signals. The run reads it between steps, and resets `save`. */
   readonly pending: { stop: StopSignal | null; save: boolean } = { stop: null, save: false };
   readonly #source: SignalSource | null;
   readonly #handlers: Readonly<Record<string, () => void>>;

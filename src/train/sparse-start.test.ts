@@ -3,7 +3,7 @@ import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { parseConfig } from '../config/parse.js';
 import { convertToSparse } from '../exchange/convert.js';
-import { loadModel, locateModel } from '../infer/load-model.js';
+import { loadModel, locateModel } from '../infer/load.js';
 import { CLOSED_LOGIT, releasedLogit, releasedShare, selectedBlocks } from '../model/sparse-start.js';
 import { readHeartbeats } from '../run/logs/heartbeat.js';
 import { runPaths } from '../run/paths.js';

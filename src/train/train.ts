@@ -3,49 +3,42 @@
  *
  * The way of a step through this folder: `Run` (run.ts) asks `Trainer` (trainer.ts) for the next step; that fetches the
  * batches, launches a `Stepper` (step.ts from the host, device-stepper.ts as a graph of the GPU), judges the result and
- * applies the update. Of the `TrainingStep` that comes back, `Run` makes the `StepRecord` that report.ts writes and prints.
+ * applies the update. `Run` adds its own metrics to the `TrainingStep` that comes back; report.ts writes and prints it.
  */
 import { existsSync } from 'node:fs';
+import { resolve } from 'node:path';
 import { parseConfig } from '../config/parse.js';
 import { toYaml } from '../config/print.js';
 import type { Config } from '../config/schema.js';
 import { AheadLoader } from '../data/pipeline/ahead-loader.js';
 import type { Device } from '../device/device.js';
-import { ExitCode, UsageError } from '../errors.js';
-import { type LocatedModel, locateModel } from '../infer/load-model.js';
-import { auditKernels } from '../model/kernels.js';
+import { TrefoilError, UsageError } from '../errors.js';
+import { namesFile } from '../files.js';
+import { type LocatedModel, locateModel } from '../infer/load.js';
+import { auditKernels, describeKernels } from '../model/kernels.js';
 import { LanguageModel } from '../model/language-model.js';
 import { estimateMemory } from '../model/memory.js';
 import { computeDtype, type ModelShape, modelShape } from '../model/shape.js';
 import { sparseStartOf } from '../model/sparse-start.js';
-import { listCheckpoints } from '../run/checkpoint/read.js';
-import { RunFolder } from '../run/folder.js';
+import { RunFolder, refuseUsedFolder } from '../run/folder.js';
 import { refuseLiveOwner } from '../run/lock.js';
-import { readCsv, TRAINING_CSV, VAL_CSV } from '../run/logs/csv.js';
+import { readCsv, VAL_CSV } from '../run/logs/csv.js';
+import { openLines } from '../run/logs/log.js';
 import { LogThread } from '../run/logs/log-thread.js';
 import { clearMarks, clearSections, runPaths } from '../run/paths.js';
 import { loadWeights } from '../run/safetensors.js';
-import { writeStackDump } from './anomalies.js';
 import { findResumePoint, type ResumePoint, restoreTrainingState } from './checkpoint.js';
 import { compileAhead } from './compile-ahead.js';
 import { expectFp8 } from './device-stepper.js';
-import type { TrainOptions, TrainResult, TrainStatus } from './options.js';
+import { RunEnds } from './ends.js';
+import type { TrainOptions, TrainResult } from './options.js';
 import { singleWorld, type World } from './ranks/world.js';
 import { RankLogger, RunRecords } from './report.js';
 import { isEvaluationDue, Run } from './run.js';
 import { SignalWatch } from './signals.js';
+import { StackDumps } from './stack-dump.js';
 import { Trainer } from './trainer.js';
 import { openTrainingData, warmUp } from './training-data.js';
-
-/** The exit code of `trefoil train` for each way a run ends. */
-export const EXIT_CODES: Record<TrainStatus, number> = {
-  done: ExitCode.done,
-  halted: ExitCode.halted,
-  signalled: ExitCode.signalled,
-  'non-finite': ExitCode.nonFinite,
-  'no-data': ExitCode.dataSource,
-  'ranks-differ': ExitCode.failed,
-};
 
 /** Trains, writes the files of the run into `config.train.out_dir`, and returns how it ended. */
 export async function train(options: TrainOptions): Promise<TrainResult> {
@@ -71,76 +64,95 @@ async function openAndRun(
   const { agreement, rank, isFirst } = world;
   const log = new RankLogger(options, world);
   checkSupported(config, device, world, log);
-  if (resume === null && isFirst) refuseUsedFolder(config.train.out_dir);
-  const folder = await agreement.firstThenOthers(() => new RunFolder(config.train.out_dir, rank));
+  refuseOtherFormat(options.save ?? null);
+  const outDir = resolve(config.train.out_dir);
+  if (isFirst && resume === null) refuseUsedFolder(outDir);
+  if (isFirst && resume !== null) refuseLiveOwner(runPaths(outDir).lock);
+  // Before the lock is taken: that of a killed run, by which its end is known, must outlast a refusal.
+  const point = resume === null ? null : findResumePoint(outDir, resume, config, world);
+  const folder = await agreement.firstThenOthers(() => new RunFolder(outDir, rank));
   onEnd(() => folder.close());
-  const point = resume === null ? null : findResumePoint(folder.path, resume, config, world);
   for (const { path, reason } of point?.found.skipped ?? []) log.warn(`checkpoint ${path} is skipped: ${reason}`);
 
-  const initial = point === null ? locateInitial(config.train.init_from) : null;
-  onEnd(() => initial?.weights.close());
-  for (const line of world.describe()) log.say(line);
-  const open = () =>
-    openTrainingData(config, log.say, log.warnOwn, {
-      rank: { rank, world: world.size },
-      terminal: isFirst ? (options.terminal ?? null) : null,
-    });
-  // One rank per machine tokenises; the others find the result in the cache.
-  const opened = await agreement.firstThenOthers(open, world.isFirstOfHost);
-  // With a GPU the host has time to prepare the next batches while the device computes.
-  const loader = device.kind === 'cuda' ? new AheadLoader(opened) : opened;
-  onEnd(() => loader.close());
-
-  device.pool.resetPeak(); // the run reports its own memory
-  const shape = modelShape(config, loader.vocabSize);
-  await agreement.firstThenOthers(() => compileAhead(device, config, shape), world.isFirstOfHost);
-  const model = new LanguageModel(device, shape, config.train.seed, computeDtype(config.runtime, device.kind));
-  onEnd(() => model.free());
-  if (initial !== null) {
-    expectShape(initial, shape);
-    loadWeights(initial.weights, model);
-    log.say(`weights: from ${initial.path}`);
-  }
-  if (point === null) sparseStartOf(model, config)?.expectClosedGates(config.train.init_from);
-  announce(model, config, log);
-  if (isFirst) {
-    clearMarks(folder.path);
-    clearSections(folder.path);
-  }
-  agreement.wait(); // before the other ranks create their section files
-  const logThread = await LogThread.start({ onProblem: log.warnOwn });
-  onEnd(() => logThread.close());
   const step = point?.found.step ?? 0;
-  const records = new RunRecords(folder.paths, config, world, step, logThread);
-  onEnd(() => records.close());
-  world.monitor.watch({ paths: folder.paths, waiting: (isWaiting) => records.wait(isWaiting) });
-  onEnd(() => world.monitor.watch(null));
-  const trainer = new Trainer({
-    model,
-    data: loader,
-    config,
-    world,
-    onSection: records.enter.bind(records),
-  });
-  onEnd(() => trainer.free());
-  if (point) restore(point, trainer, log);
-  else if (resume !== null) log.say('no checkpoint yet: starting from step 0');
-  if (isFirst) writeDescription(folder, config, device, world);
+  const ends = new RunEnds(folder, world, step, toYaml(config));
+  try {
+    if (isFirst) {
+      clearMarks(folder.path);
+      clearSections(folder.path);
+    }
+    agreement.wait(); // before the other ranks create their section files
 
-  const dump = (): void => {
-    const path = folder.paths.stackdump(`${new Date().toISOString().replace(/[:.]/g, '-')}_rank${rank}`);
-    writeStackDump(path, records.position);
-    log.warnOwn(`SIGUSR1: wrote ${path}`);
-  };
-  const signals = new SignalWatch(options.signals ?? null, dump);
-  onEnd(() => signals.end());
-  records.enter('boot', step);
-  records.writeEvent({ step, msg: 'boot', detail: point ? `resumed from ${point.found.path}` : 'new run' });
-  await warmUp(loader, config, log.warnOwn);
-  records.writeEvent({ step, msg: 'loader_ready', data: loader.source ?? config.data.source });
-  if (config.runtime.sdpa_audit) log.say(auditKernels(config, device, config.train.seq_len));
-  const run = new Run({ folder, model, trainer, records, log, signals, options });
-  return await run.execute(isEvaluationMissing(point, folder, config, world));
+    const initial = point === null ? locateInitial(config.train.init_from) : null;
+    onEnd(() => initial?.weights.close());
+    for (const line of world.describe()) log.say(line);
+    const open = () =>
+      openTrainingData(config, log.say, log.warnOwn, {
+        rank: { rank, world: world.size },
+        terminal: isFirst ? (options.terminal ?? null) : null,
+      });
+    // One rank per machine tokenises; the others find the result in the cache.
+    const opened = await agreement.firstThenOthers(open, world.isFirstOfHost);
+    // The sources of ranks do not fail together, but what replaces them is the same for all.
+    const isReplaced = opened.fallBack !== undefined && opened.source === 'synthetic';
+    if (agreement.max([Number(isReplaced)])[0] > 0)
+      opened.fallBack?.(new TrefoilError('the data source of another rank gave up'));
+    // With a GPU the host has time to prepare the next batches while the device computes.
+    const loader = device.kind === 'cuda' ? new AheadLoader(opened) : opened;
+    onEnd(() => loader.close());
+
+    const shape = modelShape(config, loader.vocabSize);
+    if (initial !== null) expectShape(initial, shape);
+    const logThread = await LogThread.start({ onProblem: log.warnOwn });
+    onEnd(() => logThread.close());
+    if (isFirst) onEnd(log.keep(openLines(folder.paths.log, { logThread })));
+    const records = new RunRecords(folder.paths, config, world, step, logThread);
+    onEnd(() => records.close());
+    ends.records = records;
+    records.enter('boot', step);
+    records.writeEvent({ step, msg: 'boot', detail: point ? `resumed from ${point.found.path}` : 'new run' });
+    if (isFirst) writeDescription(folder, config, device, world);
+    device.pool.resetPeak(); // the run reports its own memory
+    await agreement.firstThenOthers(() => compileAhead(device, config, shape), world.isFirstOfHost);
+    const model = new LanguageModel(device, shape, config.train.seed, computeDtype(config.runtime, device.kind));
+    onEnd(() => model.free());
+    if (initial !== null) {
+      loadWeights(initial.weights, model);
+      log.say(`weights: from ${initial.path}`);
+    }
+    if (point === null) sparseStartOf(model, config)?.expectClosedGates(config.train.init_from);
+    announce(model, config, log);
+    // From here on a rank that is busy for long is lost; a compiler may take its time.
+    world.monitor.watch({ paths: folder.paths, waiting: (isWaiting) => records.wait(isWaiting) });
+    onEnd(() => world.monitor.watch(null));
+    const dumps = new StackDumps({ rank, device, position: () => records.position });
+    const signals = new SignalWatch(options.signals ?? null, () => {
+      const path = folder.paths.stackdump(`${new Date().toISOString().replace(/[:.]/g, '-')}_rank${rank}`);
+      dumps.write(path, log.warnOwn);
+    });
+    onEnd(() => signals.end());
+    const isInterrupted = () =>
+      signals.pending.stop !== null || options.signal?.aborted === true || existsSync(folder.paths.halt);
+    const onSection = records.enter.bind(records);
+    const trainer = new Trainer({ model, data: loader, config, world, onSection, isInterrupted });
+    onEnd(() => trainer.free());
+    if (point) restore(point, trainer, log);
+    else if (resume !== null) log.say('no checkpoint yet: starting from step 0');
+
+    const run = new Run({ folder, model, trainer, records, ends, log, signals, options });
+    ends.facts = run.facts;
+    await warmUp(loader, config, log.warnOwn);
+    records.writeEvent({ step, msg: 'loader_ready', data: loader.source ?? config.data.source });
+    log.say(describeKernels(config, device, config.train.seq_len));
+    if (config.runtime.print_kernels) log.say(auditKernels(config, device, config.train.seq_len));
+    const result = await run.execute(isEvaluationMissing(point, folder, config, world));
+    await dumps.finished;
+    return result;
+  } catch (error) {
+    log.live?.clear();
+    ends.writeFailure(error, log.warnOwn);
+    throw error;
+  }
 }
 
 function restore(point: ResumePoint, trainer: Trainer, log: RankLogger): void {
@@ -158,9 +170,10 @@ function restore(point: ResumePoint, trainer: Trainer, log: RankLogger): void {
 }
 
 /** config.yaml and env.json. */
-function writeDescription(folder: RunFolder, config: Config, { kind, name }: Device, { facts }: World): void {
+function writeDescription(folder: RunFolder, config: Config, device: Device, { facts }: World): void {
   folder.writeConfig(toYaml(config));
-  folder.writeEnvironment({ device: { kind, name }, ...facts });
+  const kernels = describeKernels(config, device, config.train.seq_len).replace(/^attention: /, '');
+  folder.writeEnvironment({ device: { kind: device.kind, name: device.name }, kernels, ...facts });
 }
 
 /** A run that was killed between a checkpoint and the evaluation that follows it has to do that evaluation first. */
@@ -184,38 +197,20 @@ function announce(model: LanguageModel, config: Config, log: RankLogger): void {
   );
 }
 
-/** A folder that holds a run is only ever continued, never overwritten. */
-function refuseUsedFolder(outDir: string): void {
-  const paths = runPaths(outDir);
-  const isUsed =
-    listCheckpoints(paths.checkpoints).length > 0 ||
-    existsSync(paths.model) ||
-    readCsv(paths.training, TRAINING_CSV).rows.length > 0;
-  if (!isUsed) return;
-  refuseLiveOwner(paths.lock); // which can be neither resumed nor replaced
-  throw new UsageError(
-    `${outDir} holds a run already: go on with --resume auto or choose another --out-dir ` +
-      "(in TypeScript: resume: 'auto' or train.out_dir)",
-  );
+/** A file of weights is a safetensors file; any other path is a folder. */
+function refuseOtherFormat(save: string | null): void {
+  if (save === null || save.endsWith('.safetensors') || !namesFile(save)) return;
+  throw new UsageError(`--save ${save}: weights are saved as safetensors; name it FILE.safetensors, or give a folder`);
 }
 
 /** Refuses settings that a training cannot have, and warns about those without effect. */
 function checkSupported(
-  { runtime, data, train: settings }: Config,
+  { runtime, train: settings }: Config,
   device: Device,
   { size }: World,
   { warn }: RankLogger,
 ): void {
-  if (!runtime.prefill_batched || runtime.prefill_tile !== 0)
-    throw new UsageError(
-      'runtime.prefill_batched and runtime.prefill_tile belong to decoding (trefoil generate); leave them out of a training',
-    );
-  if (size > 1) {
-    if (data.synthetic_on_fail)
-      throw new UsageError(
-        'data.synthetic_on_fail: not with several ranks, whose sources do not fail together; leave it out',
-      );
-  } else {
+  if (size === 1) {
     if (settings.ddp === 1)
       throw new UsageError('train.ddp: 1 asks for several ranks; start them with trefoil launch, mpirun or torchrun');
     for (const key of rankSettings(settings)) warn(`train.${key}: no effect on a single rank`);
@@ -236,9 +231,7 @@ function rankSettings(settings: Config['train']): string[] {
 
 /** Settings that select the branch kernels instead of the fused attention kernels. */
 function kernelSettings(runtime: Config['runtime']): string[] {
-  const switches = (['use_fa2', 'use_fa2_win', 'use_fa2_cmp'] as const).filter((key) => runtime[key] === false);
-  const lengths = (['fa2_min_len_win', 'fa2_min_len_cmp'] as const).filter((key) => runtime[key] !== 0);
-  return [...switches, ...lengths];
+  return [...(runtime.fused ? [] : ['fused']), ...(runtime.fused_min_len === 0 ? [] : ['fused_min_len'])];
 }
 
 /** The model of `train.init_from`: its files are checked before data is read. */

@@ -10,7 +10,7 @@ import { cpu } from '../testing/devices.js';
 import { runTraining, temporaryFolder, tinyConfig } from '../testing/run.js';
 import { NonFiniteStep, SourceFailed } from './anomalies.js';
 import type { TokenBatch } from './iterable-loader.js';
-import { HostStepper, type Stepper } from './step.js';
+import { HostStepper, type StepContext, type Stepper } from './step.js';
 import { detectSpike, learningRate, Trainer, type TrainerOptions } from './trainer.js';
 
 let folder: { path: string; remove: () => void };
@@ -189,6 +189,16 @@ describe('Trainer', () => {
     const stuck = await losses(counting, 5);
     expect(updates).toBe(5);
     expect((await counting.evaluate([batchAt(0)])).loss).toBeCloseTo(stuck[0], 5); // a rate of 0 learns nothing
+
+    const stepper = (context: StepContext): Stepper => {
+      const inner = new HostStepper(context);
+      return { launch: (inputs) => inner.launch(inputs), read: () => inner.read(), update: null, free: () => {} };
+    };
+    const unchanged = await losses(newTrainer({ stepper }), 2);
+    expect(unchanged).toEqual(await losses(newTrainer({ schedule: () => 0 }), 2));
+    expect(() => newTrainer({ stepper, config: { ...config, train: { ...config.train, spike_skip: true } } })).toThrow(
+      'cannot reject a step',
+    );
   });
 
   it('throws at a non-finite loss without changing anything, and at a source that fails', async () => {
@@ -259,6 +269,24 @@ describe('learning rate', () => {
 });
 
 describe('spike detection', () => {
+  it('begins after the warm-up of the learning rate', async () => {
+    const jumps = (at: number) =>
+      async function* (): AsyncGenerator<TokenBatch> {
+        for (let k = 0; k < 60; k++)
+          yield k === at ? { ...batchAt(k), targets: batchAt(k).targets.map((id) => 15 - id) } : batchAt(k);
+      };
+    const slow = { ...config, train: { ...config.train, steps: 60, warmup_steps: 28, spike_z: 4 } };
+    const spikesOf = async (at: number, trained: typeof config) => {
+      const found: number[] = [];
+      for await (const { step, spike } of newTrainer({ data: jumps(at)(), config: trained }))
+        if (spike) found.push(step);
+      return found;
+    };
+    expect(await spikesOf(24, slow)).not.toContain(25);
+    expect(await spikesOf(24, { ...slow, train: { ...slow.train, warmup_steps: 0 } })).toContain(25);
+    expect(await spikesOf(54, slow)).toContain(55);
+  });
+
   const values = Array.from({ length: 60 }, (_, i) => 3 + Math.sin(i) * 0.1);
 
   const noSpikes = () => ({

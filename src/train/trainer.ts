@@ -2,30 +2,32 @@
 import { parseConfig } from '../config/parse.js';
 import type { Config } from '../config/schema.js';
 import type { Batch } from '../data/batch.js';
-import type { Loader } from '../data/loader.js';
+import { canFallBack, type Loader } from '../data/loader.js';
 import { ExitCode, TrefoilError, UsageError } from '../errors.js';
-import { type SparseStart, type SparseStartState, sparseStartOf } from '../model/sparse-start.js';
+import { type SparseStart, sparseStartOf } from '../model/sparse-start.js';
 import type { SavedCheckpoint, SaveOptions } from '../run/checkpoint/save.js';
 import type { SectionName } from '../run/logs/heartbeat.js';
+import { expectOwnMetrics, type OwnMetrics, type RunMetrics } from '../run/metrics.js';
 import type { Optimizer } from '../tensor/optimizer.js';
-import { NonFiniteStep, SourceFailed } from './anomalies.js';
+import { FetchInterrupted, NonFiniteStep, SourceFailed } from './anomalies.js';
 import {
   findResumePoint,
-  type Progress,
   restoreTrainingState,
   saveTrainingState,
+  type TrainingProgress,
   type TrainingState,
 } from './checkpoint.js';
 import { createExchange } from './data-parallel.js';
+import { BatchUploader } from './device-batch.js';
 import { createStepper } from './device-stepper.js';
 import { type Evaluation, evaluate } from './evaluate.js';
+import type { GradientExchange } from './gradient-exchange.js';
 import { completeBatch, DataEnded, IterableLoader, type TokenBatch } from './iterable-loader.js';
 import { singleWorld, type World } from './ranks/world.js';
 import {
-  BatchUploader,
+  blocksOf,
   countTargets,
   createOptimizer,
-  type GradientExchange,
   type LossFunction,
   type StepContext,
   type StepGradients,
@@ -33,13 +35,14 @@ import {
   type StepResult,
   type TrainableModel,
 } from './step.js';
+import { TrainerRecords } from './trainer-records.js';
 import { openTrainingData } from './training-data.js';
 
 /** Batches from anywhere: an iterable, a loader, or the data source of a config. */
 export type BatchSource = AsyncIterable<TokenBatch> | Iterable<TokenBatch> | Loader | Config;
 
 /**
- * What the detection of spikes remembers of earlier steps: running mean and variance with exponential decay. Plain data, so
+ * State of the detection of spikes: running mean and variance with exponential decay. Plain data, so
  * that a checkpoint holds it as it is, and a resumed run detects the same spikes.
  */
 export interface Spikes {
@@ -73,8 +76,12 @@ export interface TrainerOptions {
   readonly stepper?: (context: StepContext) => Stepper;
   /** The ranks of the run (`openWorld`). Default: this process alone. */
   readonly world?: World;
+  /** Asked while the trainer waits for data: true ends the wait of all ranks with a FetchInterrupted. */
+  readonly isInterrupted?: () => boolean;
   /** Called when the trainer starts to fetch, step, evaluate or save. */
   readonly onSection?: (section: SectionName, step: number) => void;
+  /** A folder for heartbeats, CSV files and TensorBoard, as of `train`: `trefoil status` and the dashboard show the run. */
+  readonly recordTo?: string;
 }
 
 /** One optimizer step. */
@@ -97,20 +104,26 @@ export interface TrainingStep {
   readonly spike: Spike | null;
   /** Whether the update was skipped because of a spike (train.spike_skip). */
   readonly isSkipped: boolean;
-  /** Statistics of gates and selection, comparisons, kernel counters. */
+  /** All numbers of the step, by the names that the files of a run use (docs/reference/metrics.md). */
+  readonly metrics: RunMetrics;
+  /** Norms by parameter, comparisons, statistics of the attention by layer. */
   readonly result: StepResult;
+  /** The source of the batches: `synthetic` if that replaces a source that failed, `iterable` for batches of a program. */
+  readonly data: string;
   readonly batches: readonly Batch[];
-  /** State of the schedule from dense to sparse attention; null without one. */
-  readonly sparseStart: SparseStartState | null;
 }
 
 /** Steps between statistics of the attention by layer, which cost a copy from the device. */
 const DETAIL_EVERY = 20;
 
+/** Time between two looks for an interruption, in milliseconds. */
+const INTERRUPT_MS = 250;
+
 interface Fetched {
   readonly batches: readonly Batch[];
-  /** Over all ranks. */
+  /** Targets of all ranks that count for the loss. */
   readonly targets: number;
+  /** Tokens of all ranks, those with an ignored target included. */
   readonly tokens: number;
   /** When fetching began, and how long it took. */
   readonly started: number;
@@ -123,7 +136,7 @@ interface Fetched {
  *     const trainer = new Trainer({ model, data, steps: 300 });
  *     for await (const { step, loss } of trainer) console.log(step, loss);
  *
- * It writes no files except with `save`, installs no signal handlers and prints nothing.
+ * It writes no files except with `save` and `recordTo`, installs no signal handlers and prints nothing.
  */
 export class Trainer implements TrainingState, AsyncIterable<TrainingStep> {
   readonly model: TrainableModel;
@@ -136,7 +149,7 @@ export class Trainer implements TrainingState, AsyncIterable<TrainingStep> {
     gradient: { count: 0, mean: 0, variance: 0 },
   };
   readonly steps: number;
-  readonly progress: Progress = {
+  readonly progress: TrainingProgress = {
     step: 0,
     firstLoss: null,
     lastLoss: null,
@@ -147,11 +160,16 @@ export class Trainer implements TrainingState, AsyncIterable<TrainingStep> {
   };
   readonly #options: TrainerOptions;
   readonly #schedule: (step: number) => number;
+  /** Steps in which the learning rate rises: loss and gradient change too fast for statistics of spikes. */
+  readonly #warmup: number;
   readonly #uploader: BatchUploader;
   readonly #stepper: Stepper;
   /** The schedule from dense to sparse attention (train.gate_release_steps, train.n_sel_from). */
   readonly #sparseStart: SparseStart | null;
   #loader: Loader | null = null;
+  /** Metrics of the program's own in the newest step, or before the first one. */
+  #own: Record<string, number> = {};
+  #records: TrainerRecords | null = null;
 
   constructor(options: TrainerOptions) {
     const { model, data, world = singleWorld() } = options;
@@ -164,14 +182,17 @@ export class Trainer implements TrainingState, AsyncIterable<TrainingStep> {
     this.steps = options.steps ?? given?.train.steps ?? Number.POSITIVE_INFINITY;
     const { steps } = this;
     const rate = (step: number) => learningRate(step, { ...config.train, steps });
+    this.#warmup = options.schedule || !Number.isFinite(steps) ? 0 : warmupSteps({ ...config.train, steps });
     this.#schedule = options.schedule ?? (Number.isFinite(steps) ? rate : () => config.train.lr);
     this.exchange = createExchange(world, model.device, model.parameters, config);
     this.optimizer = options.optimizer ?? createOptimizer(model, this.exchange, config);
-    this.#uploader = new BatchUploader(model.device, model.shape.nsa);
+    this.#uploader = new BatchUploader(model.device, blocksOf(model, config));
     this.#sparseStart = sparseStartOf(model, config);
     const { optimizer, exchange } = this;
     const context = { model, config, optimizer, exchange, uploader: this.#uploader, agreement: world.agreement };
     this.#stepper = (options.stepper ?? createStepper)({ ...context, loss: options.loss });
+    if (config.train.spike_skip && !this.#stepper.update)
+      throw new UsageError('train.spike_skip: this stepper cannot reject a step; leave out one of the two');
     if (!isConfig(data)) this.#loader = 'evalBatches' in data ? data : new IterableLoader(data);
   }
 
@@ -188,19 +209,42 @@ export class Trainer implements TrainingState, AsyncIterable<TrainingStep> {
 
   /** Trains one step; null if `steps` are done or the data has ended. Throws NonFiniteStep and SourceFailed. */
   async step(): Promise<TrainingStep | null> {
-    if (this.progress.step >= this.steps) return null;
-    const fetched = await this.#fetch(await this.#open());
-    return fetched && this.#train(fetched);
+    const records = this.#openRecords();
+    records?.flush();
+    try {
+      if (this.progress.step < this.steps) {
+        const fetched = await this.#fetch(await this.#open());
+        if (fetched) {
+          const trained = this.#train(fetched);
+          records?.hold(trained);
+          return trained;
+        }
+      }
+      records?.end(null);
+      return null;
+    } catch (error) {
+      records?.end(error);
+      throw error;
+    }
+  }
+
+  /**
+   * Adds numbers of the program's own to the metrics of the newest step (of the first one, before it). A later value of a
+   * name replaces an earlier one. They are in `metrics.own` of the step, and in the files of `train` and `recordTo`.
+   */
+  log(values: OwnMetrics): void {
+    expectOwnMetrics('Trainer.log', values);
+    Object.assign(this.#own, values);
   }
 
   /** The mean loss on `batches`; by default on the validation part of the data (`train.eval_batches`). */
   async evaluate(batches?: Iterable<TokenBatch>): Promise<Evaluation> {
     const { config, model, world, progress } = this;
     const loader = await this.#open();
-    this.#options.onSection?.('eval', progress.step);
+    this.#enter('eval', progress.step);
     this.#sparseStart?.setBlocks(progress.step);
     const count = config.train.eval_batches;
-    if (!batches) await loader.readyToEvaluate?.(count);
+    if (!batches) await this.#readyToEvaluate(loader, count);
     const given = batches ? Array.from(batches, completeBatch) : loader.evalBatches(count);
     const evaluation = evaluate(model, this.#uploader, given, config, world.agreement, this.#options.loss);
     if (evaluation.targets === 0)
@@ -212,7 +256,7 @@ export class Trainer implements TrainingState, AsyncIterable<TrainingStep> {
   /** Saves a checkpoint under `folder`/checkpoints: weights, optimizer, data position, statistics. All ranks call it. */
   async save(folder: string, options: SaveOptions = {}): Promise<SavedCheckpoint> {
     await this.#open();
-    this.#options.onSection?.('save', this.progress.step);
+    this.#enter('save', this.progress.step);
     return saveTrainingState(folder, this, options);
   }
 
@@ -230,11 +274,23 @@ export class Trainer implements TrainingState, AsyncIterable<TrainingStep> {
 
   /** Frees device memory of the trainer; the model, and an optimizer or loader that was passed in, stay. */
   free(): void {
+    this.#records?.close();
     this.#stepper.free();
     this.#uploader.free();
     if (!this.#options.optimizer) this.optimizer.free();
     this.exchange.free();
     if (isConfig(this.#options.data)) this.#loader?.close();
+  }
+
+  #enter(section: SectionName, step: number): void {
+    this.#options.onSection?.(section, step);
+    this.#records?.enter(section, step);
+  }
+
+  #openRecords(): TrainerRecords | null {
+    const { recordTo } = this.#options;
+    if (recordTo !== undefined) this.#records ??= new TrainerRecords(recordTo, this);
+    return this.#records;
   }
 
   async #open(): Promise<Loader> {
@@ -247,17 +303,29 @@ export class Trainer implements TrainingState, AsyncIterable<TrainingStep> {
     return this.loader;
   }
 
+  async #readyToEvaluate(loader: Loader, batches: number): Promise<void> {
+    let failure: TrefoilError | null = null;
+    try {
+      await loader.readyToEvaluate?.(batches);
+    } catch (error) {
+      if (!(error instanceof TrefoilError)) throw error;
+      failure = error;
+    }
+    const [failures] = this.world.agreement.max([Number(failure !== null)]);
+    if (failures > 0) throw sourceFailed(failure);
+  }
+
   /** The micro-batches of a step. Waiting for them leaves the thread free, so that signals are handled meanwhile. */
   async #fetch(loader: Loader): Promise<Fetched | null> {
     const { config, world, progress } = this;
     const started = performance.now();
-    this.#options.onSection?.('fetch', progress.step + 1);
+    this.#enter('fetch', progress.step + 1);
     const before = loader.state();
     const batches: Batch[] = [];
     let failure: TrefoilError | null = null;
     try {
       while (batches.length < config.train.accumulate_grad_batches) {
-        await loader.ready?.(1);
+        if (!(await this.#ready(loader))) break;
         batches.push(loader.next());
       }
     } catch (error) {
@@ -266,20 +334,44 @@ export class Trainer implements TrainingState, AsyncIterable<TrainingStep> {
     }
     const fetchSeconds = (performance.now() - started) / 1000;
     const own = [countTargets(batches), batches.reduce((total, { inputs }) => total + inputs.length, 0)];
-    const [targets, tokens, failures] = world.agreement.sum([...own, Number(failure !== null)]);
-    if (failures === 0) return { batches, targets, tokens, started, fetchSeconds };
+    const isShort = failure === null && batches.length < config.train.accumulate_grad_batches;
+    const problems = [Number(failure !== null), Number(isShort)];
+    const [targets, tokens, failures, interrupts] = world.agreement.sum([...own, ...problems]);
+    if (failures + interrupts === 0) return { batches, targets, tokens, started, fetchSeconds };
     // Some micro-batches may have been taken, but the step did not happen.
     loader.restore(before);
+    if (interrupts > 0) throw new FetchInterrupted(`step ${progress.step + 1}: stopped while waiting for data`);
     if (failure instanceof DataEnded) return null;
-    const message = failure?.message ?? 'the data source of another rank gave up';
-    throw new SourceFailed(message, ExitCode.dataSource, { cause: failure });
+    const gaveUp = sourceFailed(failure);
+    if (!canFallBack(loader)) throw gaveUp;
+    loader.fallBack!(gaveUp);
+    return await this.#fetch(loader);
+  }
+
+  /** Waits for a batch; false if the wait was interrupted. */
+  async #ready(loader: Loader): Promise<boolean> {
+    const { isInterrupted } = this.#options;
+    if (!loader.ready) return true;
+    const ready = loader.ready(1).then(() => true);
+    if (!isInterrupted) return await ready;
+    let timer: NodeJS.Timeout | undefined;
+    const interrupted = new Promise<boolean>((resolve) => {
+      timer = setInterval(() => isInterrupted() && resolve(false), INTERRUPT_MS);
+    });
+    try {
+      return await Promise.race([ready, interrupted]);
+    } finally {
+      clearInterval(timer);
+      ready.catch(() => {}); // after an interruption its error is of no interest
+    }
   }
 
   #train({ batches, targets, tokens, started, fetchSeconds }: Fetched): TrainingStep {
     const { config, progress } = this;
     const stepper = this.#stepper;
     const step = progress.step + 1;
-    this.#options.onSection?.('step', step);
+    this.#enter('step', step);
+    if (progress.step > 0) this.#own = {};
     const rate = this.#schedule(step);
     const computing = performance.now();
     this.#sparseStart?.enter(step);
@@ -289,9 +381,9 @@ export class Trainer implements TrainingState, AsyncIterable<TrainingStep> {
     const result = stepper.read();
     const updating = performance.now();
     if (!result.finite) throw new NonFiniteStep(step, result, batches);
-    const spike = detectSpike(this.spikes, result, config.train.spike_z);
+    const spike = step <= this.#warmup ? null : detectSpike(this.spikes, result, config.train.spike_z);
     const isSkipped = spike !== null && config.train.spike_skip;
-    if (!isSkipped) stepper.update();
+    if (!isSkipped) stepper.update?.();
     const ended = performance.now();
     progress.step = step;
     progress.firstLoss ??= result.loss;
@@ -299,23 +391,42 @@ export class Trainer implements TrainingState, AsyncIterable<TrainingStep> {
     progress.tokensSeen += tokens;
     progress.spikes += Number(spike !== null);
     progress.skippedUpdates += Number(isSkipped);
+    const { loss, norm, metrics } = result;
+    const tokensPerSecond = (1000 * tokens) / (ended - started);
     return {
       step,
-      loss: result.loss,
+      loss,
       learningRate: rate,
-      gradientNorm: result.norm,
+      gradientNorm: norm,
       tokens,
       fetchSeconds,
-      tokensPerSecond: (1000 * tokens) / (ended - started),
+      tokensPerSecond,
       spike,
       isSkipped,
+      metrics: {
+        loss,
+        lr: rate,
+        toks_per_s: tokensPerSecond,
+        dt_fetch_s: fetchSeconds,
+        grad_norm: norm,
+        ...metrics,
+        ...this.#sparseStart?.metrics(step),
+        own: this.#own,
+        counters: { spike: progress.spikes, update_skipped: progress.skippedUpdates, ...metrics.counters },
+      },
       result,
+      data: this.loader.source ?? config.data.source,
       batches,
       gradientsMs: updating - computing,
       updateMs: ended - updating,
-      sparseStart: this.#sparseStart?.state(step) ?? null,
     };
   }
+}
+
+/** `failure` of this rank; null if another rank's source failed. */
+function sourceFailed(failure: TrefoilError | null): SourceFailed {
+  const message = failure?.message ?? 'the data source of another rank gave up';
+  return new SourceFailed(message, ExitCode.dataSource, { cause: failure });
 }
 
 function isConfig(data: BatchSource): data is Config {
@@ -327,11 +438,15 @@ type ScheduleConfig = Pick<
   'steps' | 'lr' | 'lr_min_ratio' | 'lr_schedule' | 'warmup_steps' | 'wsd_decay_fraction'
 >;
 
+/** At most half of the run: a run shortened with --steps may be shorter than the config's warm-up. */
+function warmupSteps({ warmup_steps: warmup, steps }: Pick<ScheduleConfig, 'steps' | 'warmup_steps'>): number {
+  return Math.min(warmup, Math.floor(steps / 2));
+}
+
 /** The rate of a step, counted from 1. */
 export function learningRate(step: number, config: ScheduleConfig): number {
   const { steps, lr, lr_min_ratio: floor, lr_schedule: kind } = config;
-  // At most half of the run: a run shortened with --steps may be shorter than the config's warm-up.
-  const warmup = Math.min(config.warmup_steps, Math.floor(steps / 2));
+  const warmup = warmupSteps(config);
   if (step <= warmup) return (lr * step) / warmup;
   const progress = steps === warmup ? 1 : (step - warmup) / (steps - warmup);
   return lr * (floor + (1 - floor) * share(kind, progress, config.wsd_decay_fraction));

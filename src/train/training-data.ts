@@ -4,9 +4,10 @@ import { isOneOf, STREAMED_SOURCES } from '../config/data-sources.js';
 import type { Config } from '../config/schema.js';
 import type { Batch } from '../data/batch.js';
 import { type BuildProgress, type Loader, type LoaderTelemetry, openLoader } from '../data/loader.js';
+import { BEGINNING } from '../data/pipeline/position.js';
 import { silentSource } from '../data/sources/http.js';
 import type { Environment } from '../environment.js';
-import { TrefoilError } from '../errors.js';
+import { TrefoilError, UsageError } from '../errors.js';
 import { LiveLine, type Terminal } from '../live-line.js';
 
 type Say = (line: string) => void;
@@ -21,7 +22,7 @@ export interface OpenDataOptions {
   /** Default: that of the process. */
   readonly environment?: Environment;
   readonly rank?: Rank;
-  /** What `evalBatches` covers: the validation part (default), or the whole source. */
+  /** The part that `evalBatches` covers: the validation part (default), or the whole source. */
   readonly evaluate?: 'validation' | 'all';
   /** Where the live line of tokenising goes. */
   readonly terminal?: Terminal | null;
@@ -34,8 +35,11 @@ export async function openTrainingData(
   options: OpenDataOptions = {},
 ): Promise<Loader> {
   const { source, path, synthetic_on_fail: mayReplace } = config.data;
-  const openSynthetic = () =>
-    openLoader({ ...config, data: { ...config.data, source: 'synthetic', path: null } }, { ...options.rank });
+  const isReplaceable = mayReplace && source !== 'synthetic';
+  const replaceable = async (real: Loader | null) => {
+    const synthetic = { ...config, data: { ...config.data, source: 'synthetic', path: null } } as const;
+    return new FallbackLoader(real, await openLoader(synthetic, { ...options.rank }), source, warn);
+  };
   try {
     const loader = await openSource(config, say, warn, options);
     const tokens = Number.isFinite(loader.tokensPerEpoch) ? `${loader.tokensPerEpoch} training tokens` : 'without end';
@@ -43,22 +47,19 @@ export async function openTrainingData(
     say(
       `data: ${source}${path ? ` ${path}` : ''}, ${tokens}${known ? `, ${loader.validationSamples} validation samples` : ''}`,
     );
-    if (!mayReplace || source === 'synthetic') return loader;
-    return new FallbackLoader(loader, await openSynthetic(), (error) => warn(replacedLine(error)));
+    return isReplaceable ? await replaceable(loader) : loader;
   } catch (error) {
-    if (!(error instanceof TrefoilError) || !mayReplace || source === 'synthetic') throw error;
-    warn(replacedLine(error));
-    return await openSynthetic();
+    // A path or a dataset that does not exist is a mistake, which noise in its place would hide.
+    if (!isReplaceable || !(error instanceof TrefoilError) || error instanceof UsageError) throw error;
+    const loader = await replaceable(null);
+    loader.fallBack(error);
+    return loader;
   }
 }
 
-function replacedLine(error: TrefoilError): string {
-  return `${error.message}; training on SYNTHETIC random tokens instead, because of --synthetic-on-fail`;
-}
-
-/** Waits until `fwe_warmup_batches` batches are ready. After the time limit it warns, and the run begins. */
+/** Waits until `warmup_batches` batches are ready. After the time limit it warns, and the run begins. */
 export async function warmUp(loader: Loader, { data }: Config, warn: Say): Promise<void> {
-  const { fwe_warmup_batches: batches, fwe_warmup_timeout: seconds } = data;
+  const { warmup_batches: batches, warmup_timeout: seconds } = data;
   if (batches === 0 || loader.ready === undefined) return;
   const stop = new AbortController();
   const late = sleep(1000 * seconds, true, { signal: stop.signal }).catch(() => false); // rejects only when aborted below
@@ -72,7 +73,7 @@ export async function warmUp(loader: Loader, { data }: Config, warn: Say): Promi
   );
   const isLate = await Promise.race([ready, late]);
   stop.abort();
-  if (isLate) warn(`data.fwe_warmup_batches: fewer than ${batches} batches were ready after ${seconds} s; starting`);
+  if (isLate) warn(`data.warmup_batches: fewer than ${batches} batches were ready after ${seconds} s; starting`);
 }
 
 async function openSource(config: Config, say: Say, warn: Say, options: OpenDataOptions): Promise<Loader> {
@@ -161,88 +162,89 @@ class StallLimit {
 }
 
 /**
- * Switches to synthetic tokens when its source fails (--synthetic-on-fail). The position is always that of the real source,
- * so a run that is resumed later continues where real data ended.
+ * Gives synthetic tokens after `fallBack` (--synthetic-on-fail). The position is always that of the real source, so a run
+ * that is resumed later continues where real data ended.
  */
 class FallbackLoader implements Loader {
   readonly vocabSize: number;
   readonly tokensPerEpoch: number;
   readonly samplesPerEpoch: number;
-  readonly #real: Loader;
-  readonly #standIn: Loader;
-  readonly #onReplaced: (error: TrefoilError) => void;
+  /** Null if it could not be opened. */
+  readonly #real: Loader | null;
+  readonly #synthetic: Loader;
+  readonly #name: string;
+  readonly #warn: Say;
   #replaced = false;
+  /** The position of a source that could not be opened. */
+  #position: object = BEGINNING;
 
-  constructor(real: Loader, standIn: Loader, onReplaced: (error: TrefoilError) => void) {
+  constructor(real: Loader | null, synthetic: Loader, name: string, warn: Say) {
     this.#real = real;
-    this.#standIn = standIn;
-    this.#onReplaced = onReplaced;
-    this.vocabSize = real.vocabSize;
-    this.tokensPerEpoch = real.tokensPerEpoch;
-    this.samplesPerEpoch = real.samplesPerEpoch;
+    this.#synthetic = synthetic;
+    this.#name = name;
+    this.#warn = warn;
+    const { vocabSize, tokensPerEpoch, samplesPerEpoch } = real ?? synthetic;
+    this.vocabSize = vocabSize;
+    this.tokensPerEpoch = tokensPerEpoch;
+    this.samplesPerEpoch = samplesPerEpoch;
   }
 
-  get source(): string | undefined {
-    return this.#replaced ? this.#standIn.source : this.#real.source;
+  fallBack(error: TrefoilError): void {
+    if (this.#replaced) return;
+    this.#replaced = true;
+    this.#warn(
+      `${error.message}; training on SYNTHETIC random tokens in place of ${this.#name}, because of --synthetic-on-fail`,
+    );
+  }
+
+  get #current(): Loader {
+    return this.#replaced ? this.#synthetic : this.#real!;
+  }
+
+  get source(): string {
+    return this.#replaced ? 'synthetic' : this.#name;
   }
 
   /** 0 while the source is replaced: a loss on random tokens would look like a measurement. */
   get validationSamples(): number {
-    return this.#replaced ? 0 : this.#real.validationSamples;
+    return this.#replaced ? 0 : this.#real!.validationSamples;
   }
 
   async ready(batches: number): Promise<void> {
-    if (this.#replaced) return;
-    try {
-      await this.#real.ready?.(batches);
-    } catch (error) {
-      this.#replace(error);
-    }
+    await this.#current.ready?.(batches);
   }
 
   isReady(batches: number): boolean {
-    return this.#replaced || (this.#real.isReady?.(batches) ?? true);
+    return this.#current.isReady?.(batches) ?? true;
   }
 
   async readyToEvaluate(batches: number): Promise<void> {
-    await this.#real.readyToEvaluate?.(batches);
+    await this.#current.readyToEvaluate?.(batches);
   }
 
   next(): Batch {
-    if (!this.#replaced) {
-      try {
-        return this.#real.next();
-      } catch (error) {
-        this.#replace(error);
-      }
-    }
-    return this.#standIn.next();
+    return this.#current.next();
   }
 
   telemetry(): LoaderTelemetry {
-    return this.#real.telemetry?.() ?? { documents: 0, bytes: 0, queueFill: 0 };
+    return this.#real?.telemetry?.() ?? { documents: 0, bytes: 0, queueFill: 0 };
   }
 
   state(): object {
-    return this.#real.state();
+    return this.#real?.state() ?? this.#position;
   }
 
   restore(state: unknown): void {
-    this.#real.restore(state);
+    if (this.#real) this.#real.restore(state);
+    else this.#position = state as object;
   }
 
   evalBatches(count: number): Iterable<Batch> {
-    return this.#real.evalBatches(count);
+    return this.#current.evalBatches(count);
   }
 
   close(): void {
-    this.#real.close();
-    this.#standIn.close();
-  }
-
-  #replace(error: unknown): void {
-    if (!(error instanceof TrefoilError)) throw error;
-    this.#replaced = true;
-    this.#onReplaced(error);
+    this.#real?.close();
+    this.#synthetic.close();
   }
 }

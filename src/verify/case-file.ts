@@ -15,20 +15,20 @@ import {
 } from '../run/safetensors.js';
 import { bytesOf } from '../tensor/tensor.js';
 import {
+  type CaseShapes,
   FILE_NAMES,
   gradientName,
   INPUT_NAMES,
   type InputName,
   inputShapes,
   outputShape,
-  type Shapes,
 } from './cases.js';
 import { record } from './core.js';
 import { sum } from './numbers.js';
 
 /** An attention case read from a file. */
 export interface CaseFile {
-  readonly shapes: Shapes;
+  readonly shapes: CaseShapes;
   readonly inputs: NsaInputs;
   /** Gradient of `out`; null if the file has none, then only outputs are computed. */
   readonly dOut: Float64Array | null;
@@ -60,7 +60,7 @@ export function readCase(path: string): CaseFile {
     } catch (error) {
       throw error instanceof UsageError ? new UsageError(`${path}: the metadata is wrong: ${error.message}`) : error;
     }
-    const shapes: Shapes = { lengths: readLengths(file, size.S), heads, sparse };
+    const shapes: CaseShapes = { lengths: readLengths(file, size.S), heads, sparse };
     const expected = inputShapes(shapes);
     for (const name of INPUT_NAMES) expectTensor(file, FILE_NAMES[name], expected[name], FLOATS);
     const hasGradient = file.entries.has('d_out');
@@ -76,7 +76,7 @@ export function readCase(path: string): CaseFile {
   }
 }
 
-/** The tensors of an output file, in float32; `selected` is int32 with the padding (-1) first, in sorted order. */
+/** The tensors of an output file, in float32; `selected` is int32, padded with -1 at the end of a row. */
 export function caseTensors({ shapes }: CaseFile, { outputs, selected, gradients }: CaseResult): TensorToWrite[] {
   const out = outputShape(shapes);
   const { groups } = shapes.heads;
@@ -97,7 +97,7 @@ export function caseTensors({ shapes }: CaseFile, { outputs, selected, gradients
       name: 'selected',
       shape: [sum(shapes.lengths), groups, nSel],
       dtype: 'I32' as const,
-      data: () => bytesOf(paddingFirst(selected, nSel)),
+      data: () => bytesOf(selected),
     },
     ...(gradients ? INPUT_NAMES.map((name) => floats(gradientName(name), inputs[name], gradients[name])) : []),
   ];
@@ -145,13 +145,4 @@ function expectTensor(
     throw new UsageError(
       `${file.path}: tensor ${name} must have shape [${shape.join(', ')}], not [${found.shape.join(', ')}]`,
     );
-}
-
-function paddingFirst(selected: Int32Array, width: number): Int32Array {
-  const rows = new Int32Array(selected.length).fill(-1);
-  for (let row = 0; row < selected.length; row += width) {
-    const blocks = selected.subarray(row, row + width).filter((block) => block >= 0);
-    rows.set(blocks, row + width - blocks.length);
-  }
-  return rows;
 }

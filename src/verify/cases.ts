@@ -9,13 +9,13 @@ import { compressedCount } from '../ops/common/sequences.js';
 import { randomValues, startsOf, sum } from './numbers.js';
 
 /** Sizes of an attention case. */
-export interface Shapes {
+export interface CaseShapes {
   readonly lengths: readonly number[];
   readonly heads: HeadShape;
   readonly sparse: SparseShape;
 }
 
-export interface NamedShapes extends Shapes {
+export interface NamedShapes extends CaseShapes {
   readonly name: string;
 }
 
@@ -59,7 +59,7 @@ export const INPUT_NAMES = ['q', 'kCmp', 'vCmp', 'kSel', 'vSel', 'kWin', 'vWin',
 /** Names of attention inputs. */
 export type InputName = (typeof INPUT_NAMES)[number];
 
-/** What each input is called in files and messages. */
+/** Names of the inputs in files and messages. */
 export const FILE_NAMES: Record<InputName, string> = {
   q: 'q',
   kCmp: 'k_cmp',
@@ -75,12 +75,12 @@ export function gradientName(input: InputName): string {
   return input === 'gates' ? 'd_gates' : `d${FILE_NAMES[input]}`;
 }
 
-export function layoutOf({ lengths, heads: shape, sparse }: Shapes): NsaLayout {
+export function layoutOf({ lengths, heads: shape, sparse }: CaseShapes): NsaLayout {
   const blocks = lengths.map((length) => compressedCount(length, sparse.l, sparse.d));
   return { starts: startsOf(lengths), cmpStarts: startsOf(blocks), heads: shape, sparse };
 }
 
-export function inputShapes({ lengths, heads: h, sparse }: Shapes): Record<InputName, readonly number[]> {
+export function inputShapes({ lengths, heads: h, sparse }: CaseShapes): Record<InputName, readonly number[]> {
   const tokens = sum(lengths);
   const blocks = sum(lengths.map((length) => compressedCount(length, sparse.l, sparse.d)));
   return {
@@ -95,17 +95,17 @@ export function inputShapes({ lengths, heads: h, sparse }: Shapes): Record<Input
   };
 }
 
-export function outputShape({ lengths, heads: h }: Shapes): readonly number[] {
+export function outputShape({ lengths, heads: h }: CaseShapes): readonly number[] {
   return [sum(lengths), h.heads, h.dv];
 }
 
 /** Elements of the output. */
-export function outputSize(shapes: Shapes): number {
+export function outputSize(shapes: CaseShapes): number {
   return outputShape(shapes).reduce((product, size) => product * size, 1);
 }
 
 /** A spread of 2 gives peaked softmaxes: small scores would hide errors in the maximum and the selection. */
-export function randomInputs(shapes: Shapes, seed: number): NsaInputs {
+export function randomInputs(shapes: CaseShapes, seed: number): NsaInputs {
   const sizes = inputShapes(shapes);
   const values = INPUT_NAMES.map((name, i) => {
     const count = sizes[name].reduce((product, size) => product * size, 1);

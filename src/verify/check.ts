@@ -20,7 +20,7 @@ export type Invariant = (typeof INVARIANTS)[number];
 export type Finding = { readonly error: number; readonly detail?: string } | { readonly skipped: string };
 
 /** One check of a device. */
-export interface Check {
+export interface VerifyCheck {
   readonly invariant: Invariant;
   readonly case: string;
   /** The largest error that passes; 0 where bits must agree. */
@@ -29,12 +29,12 @@ export interface Check {
   run(device: Device): Finding;
 }
 
-export function check(invariant: Invariant, name: string, limit: number, run: Check['run']): Check {
+export function check(invariant: Invariant, name: string, limit: number, run: VerifyCheck['run']): VerifyCheck {
   return { invariant, case: name, limit, run };
 }
 
 /** The stable shape of `trefoil verify --json`. */
-export interface Row {
+export interface VerifyRow {
   readonly device: string;
   readonly invariant: Invariant | 'all';
   readonly case: string;
@@ -51,8 +51,8 @@ export const TOLERANCE = 2e-5;
 /** The same for bf16: the fused kernels of CUDA. */
 export const BF16_TOLERANCE = 1e-2;
 
-export function runCheck({ invariant, case: name, limit, run }: Check, device: Device): Row {
-  const row = (ok: boolean | null, error: number | null, reason: string | null): Row => ({
+export function runCheck({ invariant, case: name, limit, run }: VerifyCheck, device: Device): VerifyRow {
+  const row = (ok: boolean | null, error: number | null, reason: string | null): VerifyRow => ({
     device: device.kind,
     invariant,
     case: name,
@@ -76,25 +76,29 @@ export function runCheck({ invariant, case: name, limit, run }: Check, device: D
 }
 
 /** The row of a device that is not available. */
-export function absentRow(device: string, reason: string): Row {
+export function absentRow(device: string, reason: string): VerifyRow {
   return { device, invariant: 'all', case: 'all checks', ok: null, error: null, limit: null, reason };
 }
 
 /** The row of a check that could not be run to its end. */
-export function unfinishedRow({ invariant, case: name, limit }: Check, device: string, reason: string): Row {
+export function unfinishedRow(
+  { invariant, case: name, limit }: VerifyCheck,
+  device: string,
+  reason: string,
+): VerifyRow {
   return { device, invariant, case: name, ok: false, error: null, limit, reason };
 }
 
 /** Counts of passed, failed and skipped checks. */
-export interface Summary {
+export interface VerifySummary {
   readonly passed: number;
   readonly failed: number;
   readonly skipped: number;
-  readonly rows: readonly Row[];
+  readonly rows: readonly VerifyRow[];
 }
 
 /** Counts passed, failed and skipped checks. */
-export function summarize(rows: readonly Row[]): Summary {
+export function summarize(rows: readonly VerifyRow[]): VerifySummary {
   const count = (ok: boolean | null) => rows.filter((row) => row.ok === ok).length;
   return { passed: count(true), failed: count(false), skipped: count(null), rows };
 }

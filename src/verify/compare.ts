@@ -1,7 +1,7 @@
 /** Comparing results of a device with the float64 reference. */
 import { type NsaInputs, type NsaLayout, nsaBackward, nsaForward } from '../ops/attention/reference.js';
 import { importance, isSelection } from '../ops/attention/select/reference.js';
-import { gradientName, INPUT_NAMES, type InputName, layoutOf, type Shapes } from './cases.js';
+import { type CaseShapes, gradientName, INPUT_NAMES, type InputName, layoutOf } from './cases.js';
 import { type Finding, Worst } from './check.js';
 import { type CoreResult, OUTPUT_NAMES } from './core.js';
 import { relativeError } from './numbers.js';
@@ -10,7 +10,7 @@ import { relativeError } from './numbers.js';
 export function compareCore(
   results: Readonly<Record<string, CoreResult>>,
   inputs: NsaInputs,
-  shapes: Shapes,
+  shapes: CaseShapes,
   dOut: Float64Array,
   nearTie?: number,
 ): Finding {

@@ -1,11 +1,11 @@
 /** Runs the attention core on a device, arrays in and arrays out: used by the checks and by `attend`. */
 import type { Device } from '../device/device.js';
-import { nativeSparseAttention, type SparseInputs, type SparseOptions, sparseLayout } from '../ops/attention/nsa.js';
+import { nativeSparseAttention, type SparseInputs, type SparseOptions } from '../ops/attention/nsa.js';
 import type { NsaInputs } from '../ops/attention/reference.js';
 import { Sequences } from '../ops/common/sequences.js';
 import { Tape } from '../tensor/tape.js';
 import type { Tensor } from '../tensor/tensor.js';
-import { INPUT_NAMES, type InputName, inputShapes, type Shapes } from './cases.js';
+import { type CaseShapes, INPUT_NAMES, type InputName, inputShapes } from './cases.js';
 
 export const OUTPUT_NAMES = ['out', 'oCmp', 'oSel', 'oWin'] as const;
 type OutputName = (typeof OUTPUT_NAMES)[number];
@@ -22,7 +22,7 @@ export interface CoreResult {
 export function runCore(
   device: Device,
   inputs: NsaInputs,
-  shapes: Shapes,
+  shapes: CaseShapes,
   dOut: ArrayLike<number> | null,
   options: SparseOptions = {},
   dtype: 'f32' | 'bf16' = 'f32',
@@ -33,17 +33,12 @@ export function runCore(
       tape.from(inputs[name], sizes[name], name === 'gates' ? 'f32' : dtype),
     ) satisfies SparseInputs;
     if (dOut) for (const name of INPUT_NAMES) tape.watch(tensors[name]);
-    const layout = sparseLayout(tokens, shapes.sparse);
-    try {
-      const results = nativeSparseAttention(tape, tensors, layout, shapes.sparse, options);
-      const outputs = record(OUTPUT_NAMES, (name) => results[name].read() as Float32Array);
-      const selected = results.selected.read() as Int32Array;
-      if (!dOut) return { outputs, selected, gradients: null };
-      tape.backward(results.out, dOut);
-      return { outputs, selected, gradients: record(INPUT_NAMES, (name) => gradientOf(tape, tensors[name])) };
-    } finally {
-      layout.blocks.free();
-    }
+    const results = nativeSparseAttention(tape, tensors, tokens, shapes.sparse, options);
+    const outputs = record(OUTPUT_NAMES, (name) => results[name].read() as Float32Array);
+    const selected = results.selected.read() as Int32Array;
+    if (!dOut) return { outputs, selected, gradients: null };
+    tape.backward(results.out, dOut);
+    return { outputs, selected, gradients: record(INPUT_NAMES, (name) => gradientOf(tape, tensors[name])) };
   });
 }
 

@@ -7,7 +7,7 @@ import { DeviceDecoder, deviceDecoderRefusal } from '../infer/device-decoder.js'
 import { DecodeCache } from '../model/cache.js';
 import { LanguageModel } from '../model/language-model.js';
 import type { ComputeDtype, ModelShape } from '../model/shape.js';
-import { type Check, check, type Finding, TOLERANCE, Worst } from './check.js';
+import { check, type Finding, TOLERANCE, type VerifyCheck, Worst } from './check.js';
 import { tinyShape } from './module.js';
 import { relativeError } from './numbers.js';
 
@@ -35,7 +35,7 @@ const GRAPHS: Readonly<Record<string, ModelShape>> = {
   dense: tinyShape({}, { ...HEADS, attention: 'dense' }),
 };
 
-export function decodeChecks(device: Device): Check[] {
+export function decodeChecks(device: Device): VerifyCheck[] {
   const isCpu = device.kind === 'cpu';
   const cached = Object.entries(MODELS).map(([name, shape]) =>
     check(

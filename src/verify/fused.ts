@@ -8,8 +8,8 @@ import type { SparseOptions } from '../ops/attention/nsa.js';
 import type { NsaInputs } from '../ops/attention/reference.js';
 import { compressedCount } from '../ops/common/sequences.js';
 import { bfloat16ToFloat32, float32ToBfloat16 } from '../tensor/bfloat16.js';
-import { AWKWARD, INPUT_NAMES, type InputName, outputSize, randomInputs, type Shapes } from './cases.js';
-import { BF16_TOLERANCE, type Check, check, type Finding, Worst } from './check.js';
+import { AWKWARD, type CaseShapes, INPUT_NAMES, type InputName, outputSize, randomInputs } from './cases.js';
+import { BF16_TOLERANCE, check, type Finding, type VerifyCheck, Worst } from './check.js';
 import { compareCore } from './compare.js';
 import { type CoreResult, OUTPUT_NAMES, record, runCore } from './core.js';
 import { type LongCase, sampled } from './long.js';
@@ -20,7 +20,7 @@ const PAPER = { l: 32, d: 16, lSel: 64, nSel: 16, w: 512 };
 const HEADS_125M = { heads: 12, groups: 2, dk: 64, dv: 64 };
 
 /** Long enough for more blocks than slots; the head sizes of the paper and of small models. */
-const TYPICAL: readonly (Shapes & { readonly name: string })[] = [
+const TYPICAL: readonly (CaseShapes & { readonly name: string })[] = [
   { name: 'the 125m shape', lengths: [1100, 70], heads: HEADS_125M, sparse: PAPER },
   {
     name: 'heads of 32, small blocks',
@@ -63,7 +63,7 @@ const LONG: readonly LongCase[] = [
 ];
 
 /** Empty on a device without fused kernels. */
-export function fusedChecks(device: Device, full: boolean): Check[] {
+export function fusedChecks(device: Device, full: boolean): VerifyCheck[] {
   if (device.kind !== 'cuda') return [];
   const limit = BF16_TOLERANCE;
   const awkward = AWKWARD.filter((shapes) => refusal(device, shapes) === null);
@@ -95,7 +95,7 @@ export function fusedChecks(device: Device, full: boolean): Check[] {
   ];
 }
 
-function refusal(device: Device, { lengths, heads, sparse }: Shapes): string | null {
+function refusal(device: Device, { lengths, heads, sparse }: CaseShapes): string | null {
   const tokens = { total: sum(lengths), longest: Math.max(0, ...lengths) };
   return fusedRefusal({ heads, sparse, dtype: 'bf16', tokens }, device);
 }
@@ -105,16 +105,16 @@ function rounded(values: Float64Array): Float64Array {
 }
 
 /** Rounded to bf16, with non-negative gates, as the gate operation produces them. */
-function bf16Inputs(shapes: Shapes, seed: number): NsaInputs {
+function bf16Inputs(shapes: CaseShapes, seed: number): NsaInputs {
   const inputs = randomInputs(shapes, seed);
   return record(INPUT_NAMES, (name) => (name === 'gates' ? inputs.gates.map(Math.abs) : rounded(inputs[name])));
 }
 
-function slopes(shapes: Shapes, seed: number): Float64Array {
+function slopes(shapes: CaseShapes, seed: number): Float64Array {
   return rounded(randomValues(outputSize(shapes), seed));
 }
 
-function parity(device: Device, shapes: Shapes, ways: Readonly<Record<string, SparseOptions>>): Finding {
+function parity(device: Device, shapes: CaseShapes, ways: Readonly<Record<string, SparseOptions>>): Finding {
   const inputs = bf16Inputs(shapes, 61);
   const dOut = slopes(shapes, 62);
   const results = record(Object.keys(ways), (way) => runCore(device, inputs, shapes, dOut, ways[way], 'bf16'));
@@ -122,7 +122,7 @@ function parity(device: Device, shapes: Shapes, ways: Readonly<Record<string, Sp
 }
 
 /** One sequence of small blocks: every edge within a few hundred tokens. */
-const EDGES: Shapes = {
+const EDGES: CaseShapes = {
   lengths: [300],
   heads: { heads: 6, groups: 2, dk: 32, dv: 32 },
   sparse: { l: 16, d: 8, lSel: 16, nSel: 5, w: 40 },

@@ -1,7 +1,7 @@
 /** A process that runs checks on its own device: it gets their numbers one by one and returns their rows (jobs.ts). */
 import type { DeviceKind } from '../device/device.js';
 import { openDevice } from '../device/open.js';
-import { type Row, runCheck } from './check.js';
+import { runCheck, type VerifyRow } from './check.js';
 import { checksFor } from './verify.js';
 
 /** Which checks a process can be asked for. */
@@ -15,9 +15,9 @@ export interface JobOptions {
 export type ToJob = JobOptions | number;
 
 /** Answers to a number; the first message is answered by null. */
-export type FromJob = Row | null;
+export type FromJob = VerifyRow | null;
 
-let run: ((index: number) => Row) | null = null;
+let run: ((index: number) => VerifyRow) | null = null;
 
 process.on('message', (message: ToJob) => {
   process.send?.(typeof message === 'number' ? run!(message) : begin(message));

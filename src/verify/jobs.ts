@@ -7,12 +7,12 @@ import { existsSync } from 'node:fs';
 import { availableParallelism } from 'node:os';
 import { fileURLToPath } from 'node:url';
 import type { Device } from '../device/device.js';
-import { type Check, type Row, unfinishedRow } from './check.js';
+import { unfinishedRow, type VerifyCheck, type VerifyRow } from './check.js';
 import type { FromJob, JobOptions, ToJob } from './job.js';
 
 const JOB = new URL('./job.js', import.meta.url);
-const MOST_JOBS = 16;
-/** Of GPU memory: the largest check of `--full`, with a context of the driver. */
+const MAX_JOBS = 16;
+/** GPU memory of a job: the largest check of `--full`, with a context of the driver. */
 const BYTES_OF_A_JOB = 9 * 2 ** 30;
 
 /** Processes that check this device by default: one on a CPU, whose kernels use all cores. */
@@ -20,7 +20,7 @@ export function defaultJobs(device: Device): number {
   // Trefoil that runs from its TypeScript sources has no compiled program for a process.
   if (device.kind === 'cpu' || !existsSync(JOB)) return 1;
   const total = 'totalBytes' in device ? Number(device.totalBytes) : 0;
-  return Math.max(1, Math.min(MOST_JOBS, availableParallelism(), Math.floor(total / BYTES_OF_A_JOB)));
+  return Math.max(1, Math.min(MAX_JOBS, availableParallelism(), Math.floor(total / BYTES_OF_A_JOB)));
 }
 
 /**
@@ -28,16 +28,16 @@ export function defaultJobs(device: Device): number {
  * every process makes its own. Calls `onRow` after each check. A process that dies fails the check it was at.
  */
 export async function verifyInProcesses(
-  checks: readonly Check[],
+  checks: readonly VerifyCheck[],
   jobs: number,
   options: JobOptions,
-  onRow: (row: Row, done: number) => void = () => {},
-): Promise<Row[]> {
-  const rows: Row[] = [];
+  onRow: (row: VerifyRow, done: number) => void = () => {},
+): Promise<VerifyRow[]> {
+  const rows: VerifyRow[] = [];
   // From the end, where the longest ones are: what is left for the last process is then short.
   const waiting = [...checks.keys()];
   let done = 0;
-  const finish = (index: number, row: Row) => {
+  const finish = (index: number, row: VerifyRow) => {
     rows[index] = row;
     done += 1;
     onRow(row, done);
@@ -47,7 +47,7 @@ export async function verifyInProcesses(
     let index = waiting.pop();
     try {
       await process.ask(options);
-      for (; index !== undefined; index = waiting.pop()) finish(index, (await process.ask(index)) as Row);
+      for (; index !== undefined; index = waiting.pop()) finish(index, (await process.ask(index)) as VerifyRow);
     } catch (error) {
       if (index !== undefined) finish(index, unfinishedRow(checks[index], options.device, (error as Error).message));
     } finally {

@@ -8,8 +8,8 @@ import { windowAttention } from '../ops/attention/window/op.js';
 import type { Sequences } from '../ops/common/sequences.js';
 import type { Tape } from '../tensor/tape.js';
 import type { Tensor } from '../tensor/tensor.js';
-import { inputShapes, outputSize, randomInputs, type Shapes, SMALL } from './cases.js';
-import { type Check, check, type Finding, TOLERANCE, Worst } from './check.js';
+import { type CaseShapes, inputShapes, outputSize, randomInputs, SMALL } from './cases.js';
+import { check, type Finding, TOLERANCE, type VerifyCheck, Worst } from './check.js';
 import { gradientOf, withSequences } from './core.js';
 import { randomValues, relativeError } from './numbers.js';
 
@@ -18,13 +18,13 @@ const HEADS = { heads: 6, groups: 2, dk: 16, dv: 12 };
 /** The branch that covers all tokens in this check. */
 type Branch = (tape: Tape, inputs: { q: Tensor; k: Tensor; v: Tensor }, tokens: Sequences) => Tensor;
 
-export function denseLimitChecks(device: Device): Check[] {
+export function denseLimitChecks(device: Device): VerifyCheck[] {
   const limit = TOLERANCE;
   const lengths = [[96], [95], [100, 0, 33, 1]];
-  return lengths.flatMap((some): Check[] => {
+  return lengths.flatMap((some): VerifyCheck[] => {
     const longest = Math.max(...some);
     const nSel = Math.max(3, Math.ceil(longest / SMALL.lSel));
-    const shapes: Shapes = { lengths: some, heads: HEADS, sparse: { ...SMALL, nSel, w: longest } };
+    const shapes: CaseShapes = { lengths: some, heads: HEADS, sparse: { ...SMALL, nSel, w: longest } };
     return [
       ...(['v1', 'v2'] as const).map((kernel) =>
         check(
@@ -41,20 +41,18 @@ export function denseLimitChecks(device: Device): Check[] {
   });
 }
 
-function selectedBranch(shapes: Shapes, kernel: 'v1' | 'v2'): Branch {
+function selectedBranch(shapes: CaseShapes, kernel: 'v1' | 'v2'): Branch {
   const { sparse } = shapes;
   return (tape, inputs, tokens) => {
-    const blocks = tokens.compressed(sparse.l, sparse.d);
     const { kCmp, vCmp } = inputShapes(shapes);
     const [k, v] = [tape.zeros(kCmp), tape.zeros(vCmp)];
-    const { lse } = compressedAttention(tape, { q: inputs.q, k, v }, tokens, blocks, sparse);
-    const selected = selectBlocks(tape, { q: inputs.q, k, lse }, tokens, blocks, sparse);
-    blocks.free();
-    return selectedAttention(tape, inputs, selected, tokens, sparse.lSel, { kernel });
+    const { lse } = compressedAttention(tape, { q: inputs.q, k, v }, tokens, sparse);
+    const selected = selectBlocks(tape, { q: inputs.q, k, lse }, tokens, sparse);
+    return selectedAttention(tape, inputs, selected, tokens, sparse.lSel, { kernel }).out;
   };
 }
 
-function equalsDense(device: Device, shapes: Shapes, branch: Branch): Finding {
+function equalsDense(device: Device, shapes: CaseShapes, branch: Branch): Finding {
   const { q, kSel, vSel } = randomInputs(shapes, 31);
   const sizes = inputShapes(shapes);
   const dOut = randomValues(outputSize(shapes), 32);

@@ -6,19 +6,19 @@ import { freemem } from 'node:os';
 import type { Device } from '../device/device.js';
 import { attendBackward, attendForward, range, scores, softmax } from '../ops/attention/branch-reference.js';
 import { combineBackward, combineForward } from '../ops/attention/combine/reference.js';
-import { nativeSparseAttention, type SparseOptions, sparseLayout } from '../ops/attention/nsa.js';
+import { nativeSparseAttention, type SparseOptions } from '../ops/attention/nsa.js';
 import { isSelection, overlap } from '../ops/attention/select/reference.js';
 import type { HeadShape } from '../ops/attention/shape.js';
 import { castInto } from '../ops/cast/op.js';
 import { compressedCount } from '../ops/common/sequences.js';
 import { fillNormal, fillUniform } from '../tensor/random/op.js';
 import type { Tensor } from '../tensor/tensor.js';
-import { gradientName, INPUT_NAMES, type InputName, inputShapes, type Shapes } from './cases.js';
-import { type Check, check, type Finding, TOLERANCE, Worst } from './check.js';
+import { type CaseShapes, gradientName, INPUT_NAMES, type InputName, inputShapes } from './cases.js';
+import { check, type Finding, TOLERANCE, type VerifyCheck, Worst } from './check.js';
 import { record, withSequences } from './core.js';
 import { addTo, randomValues, relativeError } from './numbers.js';
 
-export interface LongCase extends Omit<Shapes, 'lengths'> {
+export interface LongCase extends Omit<CaseShapes, 'lengths'> {
   readonly name: string;
   readonly length: number;
 }
@@ -45,7 +45,7 @@ const CASES: readonly LongCase[] = [
   },
 ];
 
-export function longChecks(device: Device): Check[] {
+export function longChecks(device: Device): VerifyCheck[] {
   return CASES.map((example) => check('9 shapes', example.name, TOLERANCE, () => sampled(device, example)));
 }
 
@@ -56,7 +56,7 @@ export function sampled(
   dtype: 'f32' | 'bf16' = 'f32',
   options: SparseOptions = {},
 ): Finding {
-  const shapes: Shapes = { lengths: [length], heads, sparse };
+  const shapes: CaseShapes = { lengths: [length], heads, sparse };
   const sizes = inputShapes(shapes);
   const bytes = INPUT_NAMES.reduce((total, name) => total + 4 * sizes[name].reduce((a, b) => a * b), 0);
   const needed = bytes * 4; // inputs, their gradients, outputs, and packed copies inside the kernels
@@ -76,8 +76,7 @@ export function sampled(
         tape.drop(numbers);
         return tensor;
       });
-      const layout = sparseLayout(tokens, sparse);
-      const results = nativeSparseAttention(tape, inputs, layout, sparse, options);
+      const results = nativeSparseAttention(tape, inputs, tokens, sparse, options);
       const selected = results.selected.read() as Int32Array;
       const out = rows.map((row) => readRow(results.out, row));
       const dOut = tape.zeros(results.out.shape, dtype);
@@ -86,7 +85,6 @@ export function sampled(
         return readRow(dOut, row); // as rounded
       });
       tape.backward(results.out, dOut);
-      layout.blocks.free();
       const reference = new SampledReference(shapes, inputs);
       const worst = new Worst();
       const rowsTogether = new Map<string, [actual: number[], expected: number[]]>();
@@ -155,13 +153,13 @@ const BRANCHES = [
 /** The reference for one query at a time, over gathered keys; gradients of keys and values add up from row to row. */
 class SampledReference {
   readonly gradients: Record<KeyName, Float64Array>;
-  readonly #shapes: Shapes;
+  readonly #shapes: CaseShapes;
   readonly #inputs: Record<InputName, Tensor>;
   readonly #values: Record<KeyName, ArrayLike<number>>;
   /** The heads of one group. */
   readonly #group: HeadShape;
 
-  constructor(shapes: Shapes, inputs: Record<InputName, Tensor>) {
+  constructor(shapes: CaseShapes, inputs: Record<InputName, Tensor>) {
     const { heads, groups, dk, dv } = shapes.heads;
     this.#shapes = shapes;
     this.#inputs = inputs;

@@ -1,19 +1,18 @@
 /** Invariants 2, 7 and 8 for a whole model: causality, random tokens cannot be learned, bitwise repeatability. */
 import type { Device } from '../device/device.js';
 import { LanguageModel } from '../model/language-model.js';
-import { type ModelShape, sparseShapeOf } from '../model/shape.js';
+import type { ModelShape } from '../model/shape.js';
 import { AdamW } from '../ops/adamw/op.js';
-import { type SparseLayout, sparseLayout } from '../ops/attention/nsa.js';
 import type { SelectionKernel } from '../ops/attention/selected/op.js';
 import { Sequences } from '../ops/common/sequences.js';
 import { clipFactor, gradientNorm } from '../ops/gradnorm/op.js';
 import { fillIntegers } from '../tensor/random/op.js';
-import { Tape } from '../tensor/tape.js';
+import { Tape, withTape } from '../tensor/tape.js';
 import { Tensor } from '../tensor/tensor.js';
 import { plural } from '../text.js';
-import { outputSize, randomInputs, type Shapes } from './cases.js';
-import { type Check, check, type Finding, Worst } from './check.js';
-import { runCore, withSequences } from './core.js';
+import { type CaseShapes, outputSize, randomInputs } from './cases.js';
+import { check, type Finding, type VerifyCheck, Worst } from './check.js';
+import { runCore } from './core.js';
 import { tinyShape } from './module.js';
 import { differentBits, randomValues } from './numbers.js';
 
@@ -21,7 +20,7 @@ const VOCABULARY = 64;
 const PHI = ['avg', 'conv', 'mlp'] as const;
 const LENGTH = 77;
 
-export function modelChecks(device: Device, full: boolean): Check[] {
+export function modelChecks(device: Device, full: boolean): VerifyCheck[] {
   const steps = full ? 800 : 120;
   return [
     check('2 causality', 'language model, other token ids after t', 0, () => modelCausality(device)),
@@ -53,11 +52,9 @@ function modelCausality(device: Device): Finding {
   try {
     const ids = randomValues(LENGTH, 42).map((value) => Math.floor(((value + 1) / 2) * VOCABULARY));
     const hidden = (tokens: Float64Array) =>
-      withSequences(device, [LENGTH], (sequences, tape) => {
-        const layout = sparseLayout(sequences, sparseShapeOf(shape));
-        const values = model.hidden(tape, tape.from(tokens, [LENGTH], 'i32'), { layout }).read() as Float32Array;
-        layout.blocks.free();
-        return values;
+      withTape(device, (tape) => {
+        const input = tape.from(tokens, [LENGTH], 'i32');
+        return model.hidden(tape, input, { lengths: [LENGTH] }).read() as Float32Array;
       });
     const before = hidden(ids);
     const worst = new Worst();
@@ -104,7 +101,7 @@ function trainedBits(device: Device, phi: (typeof PHI)[number]): Float32Array[] 
   }
 }
 
-const CORE: Shapes = {
+const CORE: CaseShapes = {
   lengths: [600, 77],
   heads: { heads: 6, groups: 2, dk: 32, dv: 32 },
   sparse: { l: 16, d: 8, lSel: 32, nSel: 6, w: 96 },
@@ -155,7 +152,7 @@ class RandomTrainer {
   readonly model: LanguageModel;
   readonly #device: Device;
   readonly #options: RandomTraining;
-  readonly #layout: SparseLayout;
+  readonly #sequences: Sequences;
   readonly #optimizer: AdamW;
   readonly #ids: Tensor;
   readonly #targets: Tensor;
@@ -169,16 +166,16 @@ class RandomTrainer {
       device,
       this.model.parameters.map((parameter) => ({ parameter, weightDecay: 0 })),
     );
-    this.#layout = sparseLayout(new Sequences(device, options.lengths), sparseShapeOf(options.shape));
-    this.#ids = Tensor.empty(device, [this.#layout.tokens.total], 'i32');
-    this.#targets = Tensor.empty(device, [this.#layout.tokens.total], 'i32');
+    this.#sequences = new Sequences(device, options.lengths);
+    this.#ids = Tensor.empty(device, [this.#sequences.total], 'i32');
+    this.#targets = Tensor.empty(device, [this.#sequences.total], 'i32');
   }
 
   /** One step; returns its loss before the update. */
   step(): number {
     this.#draw();
     const tape = new Tape(this.#device);
-    const loss = this.model.loss(tape, this.#ids, this.#targets, { layout: this.#layout });
+    const loss = this.model.loss(tape, this.#ids, this.#targets, { lengths: this.#sequences });
     const value = loss.item();
     tape.backward(loss);
     tape.end();
@@ -194,8 +191,7 @@ class RandomTrainer {
     this.model.free();
     this.#ids.free();
     this.#targets.free();
-    this.#layout.blocks.free();
-    this.#layout.tokens.free();
+    this.#sequences.free();
   }
 
   /** Draws S + 1 tokens: the targets are the inputs shifted by one. */

@@ -5,8 +5,8 @@
 import type { Device } from '../device/device.js';
 import type { ModelShape } from '../model/shape.js';
 import { nsaForward } from '../ops/attention/reference.js';
-import { FILE_NAMES, INPUT_NAMES, layoutOf, outputShape, randomInputs, type Shapes, SMALL } from './cases.js';
-import { type Check, check, type Finding, TOLERANCE, Worst } from './check.js';
+import { type CaseShapes, FILE_NAMES, INPUT_NAMES, layoutOf, outputShape, randomInputs, SMALL } from './cases.js';
+import { check, type Finding, TOLERANCE, type VerifyCheck, Worst } from './check.js';
 import { wrongSelection } from './compare.js';
 import { runCore } from './core.js';
 import { VARIANTS, withModule } from './module.js';
@@ -20,7 +20,7 @@ const SHORT_LENGTHS = [67, 5];
 const DIRECTIONS = 2;
 const STEP = 1e-5;
 
-export function moduleChecks(device: Device): Check[] {
+export function moduleChecks(device: Device): VerifyCheck[] {
   const limit = TOLERANCE;
   const parity = VARIANTS.map(({ name, shape }) =>
     check('1 reference', `module, ${name}`, limit, () => moduleParity(device, shape)),
@@ -63,7 +63,7 @@ function moduleGradients(device: Device, shape: ModelShape): Finding {
   });
 }
 
-const RAGGED: Shapes = {
+const RAGGED: CaseShapes = {
   lengths: [75, 0, 5, 30],
   heads: { heads: 4, groups: 2, dk: 6, dv: 5 },
   sparse: SMALL,

@@ -3,8 +3,7 @@ import { configSchema } from '../config/schema.js';
 import type { Device } from '../device/device.js';
 import { Attention } from '../model/attention.js';
 import { ParameterStore } from '../model/parameters.js';
-import { type ModelShape, modelShape, sparseShapeOf } from '../model/shape.js';
-import { sparseLayout } from '../ops/attention/nsa.js';
+import { type ModelShape, modelShape } from '../model/shape.js';
 import type { SelectionKernel } from '../ops/attention/selected/op.js';
 import type { Parameter } from '../tensor/parameter.js';
 import { gradientOf, withSequences } from './core.js';
@@ -41,7 +40,7 @@ export interface ModuleOutput {
   /** [T, dim] */
   readonly out: Float32Array;
   readonly selected: Int32Array;
-  /** Of `x` and of every parameter, by name; null without `dOut`. */
+  /** Gradients of `x` and of every parameter, by name; null without `dOut`. */
   readonly gradients: ReadonlyMap<string, Float32Array> | null;
 }
 
@@ -77,7 +76,6 @@ export class TestModule {
   ): ModuleOutput {
     for (const [, parameter] of this.#parameters) parameter.clearGradient();
     return withSequences(this.#device, lengths, (tokens, tape) => {
-      const layout = sparseLayout(tokens, sparseShapeOf(this.shape));
       try {
         const input = tape.watch(tape.from(x, [sum(lengths), this.shape.dim]));
         let selected = new Int32Array(0);
@@ -86,7 +84,7 @@ export class TestModule {
             selected = Int32Array.from(blocks.read());
           },
         };
-        const output = this.#module.forward(tape, input, { layout, kernels: { kernel }, observer });
+        const output = this.#module.forward(tape, input, { lengths: tokens, kernels: { kernel }, observer });
         const out = output.read() as Float32Array;
         if (!dOut) return { out, selected, gradients: null };
         tape.backward(output, dOut);
@@ -95,7 +93,6 @@ export class TestModule {
           gradients.set(name, (gradient?.read() as Float32Array | undefined) ?? new Float32Array(value.size));
         return { out, selected, gradients };
       } finally {
-        layout.blocks.free();
       }
     });
   }

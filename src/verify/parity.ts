@@ -4,22 +4,22 @@ import { denseAttention } from '../ops/attention/dense/op.js';
 import { denseBackward, denseForward } from '../ops/attention/dense/reference.js';
 import type { NsaInputs } from '../ops/attention/reference.js';
 import { SELECTION_KERNELS, type SelectionKernel } from '../ops/attention/selected/op.js';
-import { AWKWARD, outputSize, randomInputs, type Shapes, SMALL } from './cases.js';
-import { type Check, check, type Finding, TOLERANCE, Worst } from './check.js';
+import { AWKWARD, type CaseShapes, outputSize, randomInputs, SMALL } from './cases.js';
+import { check, type Finding, TOLERANCE, type VerifyCheck, Worst } from './check.js';
 import { compareCore } from './compare.js';
 import { gradientOf, record, runCore, withSequences } from './core.js';
 import { randomValues, relativeError, startsOf, sum } from './numbers.js';
 
 /** Long enough for `adaptive` to take its kernel for long sequences, in blocks of the paper's proportions. */
-const TYPICAL: Shapes = {
+const TYPICAL: CaseShapes = {
   lengths: [1061, 90],
   heads: { heads: 6, groups: 2, dk: 16, dv: 16 },
   sparse: { l: 16, d: 8, lSel: 32, nSel: 6, w: 64 },
 };
 
-const DENSE: Shapes = { lengths: [130, 0, 77], heads: { heads: 6, groups: 2, dk: 24, dv: 16 }, sparse: SMALL };
+const DENSE: CaseShapes = { lengths: [130, 0, 77], heads: { heads: 6, groups: 2, dk: 24, dv: 16 }, sparse: SMALL };
 
-export function parityChecks(device: Device): Check[] {
+export function parityChecks(device: Device): VerifyCheck[] {
   const limit = TOLERANCE;
   return [
     check('1 reference', `core, kernels ${SELECTION_KERNELS.join(', ')}`, limit, () =>
@@ -32,7 +32,7 @@ export function parityChecks(device: Device): Check[] {
   ];
 }
 
-function parity(device: Device, shapes: Shapes, kernels: readonly SelectionKernel[]): Finding {
+function parity(device: Device, shapes: CaseShapes, kernels: readonly SelectionKernel[]): Finding {
   const inputs = randomInputs(shapes, 1);
   const dOut = randomValues(outputSize(shapes), 99);
   const results = record(kernels, (kernel) => runCore(device, inputs, shapes, dOut, { kernel }));
@@ -42,7 +42,7 @@ function parity(device: Device, shapes: Shapes, kernels: readonly SelectionKerne
 /** The caller has rounded `inputs` and `dOut` to `dtype`. */
 export function compareDense(
   device: Device,
-  { lengths, heads }: Shapes,
+  { lengths, heads }: CaseShapes,
   inputs: Pick<NsaInputs, 'q' | 'kSel' | 'vSel'>,
   dOut: Float64Array,
   dtype: 'f32' | 'bf16' = 'f32',

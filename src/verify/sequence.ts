@@ -5,7 +5,7 @@
 import type { Device } from '../device/device.js';
 import type { ModelShape } from '../model/shape.js';
 import type { SelectionKernel } from '../ops/attention/selected/op.js';
-import { type Check, check, type Finding, TOLERANCE, Worst } from './check.js';
+import { check, type Finding, TOLERANCE, type VerifyCheck, Worst } from './check.js';
 import { type TestModule, VARIANTS, withModule } from './module.js';
 import { addTo, differentBits, randomValues, relativeError, startsOf, sum } from './numbers.js';
 
@@ -14,9 +14,9 @@ const LENGTH = 77;
 const RAGGED = [3, 0, 70, 1, 16, 24, 41];
 const KERNELS = ['v1', 'v2'] as const;
 
-export function sequenceChecks(device: Device): Check[] {
+export function sequenceChecks(device: Device): VerifyCheck[] {
   const limit = TOLERANCE;
-  const each = (make: (name: string, shape: ModelShape, turn: number) => Check) =>
+  const each = (make: (name: string, shape: ModelShape, turn: number) => VerifyCheck) =>
     VARIANTS.map(({ name, shape }, turn) => make(name, shape, turn));
   return [
     ...each((name, shape, turn) => check('2 causality', `module, ${name}`, 0, () => causality(device, shape, turn))),
@@ -73,7 +73,7 @@ function futureGradients(module: TestModule, x: Float64Array, kernel: SelectionK
   return count;
 }
 
-/** What a prefill of t tokens followed by single tokens must equal, computed by running every prefix. */
+/** Expected results of a prefill of t tokens followed by single tokens, computed by running every prefix. */
 function prefixes(device: Device, shape: ModelShape, turn: number): Finding {
   const { dim } = shape;
   const x = randomValues(LENGTH * dim, 24, 2);

@@ -1,6 +1,6 @@
 /** All checks of a device, in the order of the invariants. */
 import type { Device } from '../device/device.js';
-import { type Check, INVARIANTS, type Row, runCheck } from './check.js';
+import { INVARIANTS, runCheck, type VerifyCheck, type VerifyRow } from './check.js';
 import { decodeChecks } from './decode.js';
 import { fusedChecks } from './fused.js';
 import { denseLimitChecks } from './limits.js';
@@ -10,10 +10,10 @@ import { moduleChecks } from './module-parity.js';
 import { parityChecks } from './parity.js';
 import { sequenceChecks } from './sequence.js';
 
-export { absentRow, type Row, type Summary, summarize } from './check.js';
+export { absentRow, summarize, type VerifyRow, type VerifySummary } from './check.js';
 
 /** `full` adds sequences of 64k tokens and a longer training on random tokens. */
-export function checksFor(device: Device, full = false): Check[] {
+export function checksFor(device: Device, full = false): VerifyCheck[] {
   const checks = [
     ...parityChecks(device),
     ...moduleChecks(device),
@@ -30,9 +30,9 @@ export function checksFor(device: Device, full = false): Check[] {
 /** Runs them one by one; calls `onStart` before each. */
 export function verifyDevice(
   device: Device,
-  checks: readonly Check[] = checksFor(device),
-  onStart: (check: Check, index: number) => void = () => {},
-): Row[] {
+  checks: readonly VerifyCheck[] = checksFor(device),
+  onStart: (check: VerifyCheck, index: number) => void = () => {},
+): VerifyRow[] {
   return checks.map((check, index) => {
     onStart(check, index);
     return runCheck(check, device);

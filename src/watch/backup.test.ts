@@ -57,6 +57,17 @@ it('takes the newest checkpoint or all or none, whole lines, and nothing of this
   }
 });
 
+it('has the log, and names what a restored run needs from elsewhere', async () => {
+  writeFileSync(runPaths(run).log, 'step 0001 | loss 5\n');
+  const tokenizer = join(folder.path, 'tokenizer.json');
+  writeFileSync(tokenizer, '{}');
+  writeFileSync(runPaths(run).config, `data: {source: jsonl, path: texts, tokenizer: ${tokenizer}}\n`);
+  const archive = join(folder.path, 'log.tar.gz');
+  const { elsewhere } = await backupRun(run, archive, 'none');
+  expect(elsewhere).toEqual(['data.path texts', `data.tokenizer ${tokenizer}`]);
+  expect(unpacked(archive).names).toEqual(expect.arrayContaining(['run/config.yaml', 'run/run.log']));
+});
+
 it('leaves no listeners behind, however many writes wait', async () => {
   writeFileSync(join(run, 'large.bin'), randomBytes(24 * 1024 * 1024)); // 24 writes that do not compress
   const warnings: Error[] = [];

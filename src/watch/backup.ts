@@ -4,6 +4,7 @@ import { closeSync, createWriteStream, fstatSync, openSync, renameSync, rmSync, 
 import { basename, join, relative, resolve, sep } from 'node:path';
 import { finished } from 'node:stream/promises';
 import { createGzip, type Gzip } from 'node:zlib';
+import { readSavedConfig } from '../config/load.js';
 import { TrefoilError, UsageError } from '../errors.js';
 import { asideName, errorCode, fileError, namesIn, readFully, statOrUndefined } from '../files.js';
 import { findCheckpoint, LATEST_NAME, listCheckpoints } from '../run/checkpoint/read.js';
@@ -21,6 +22,8 @@ export interface BackupResult {
   readonly checkpoints: readonly number[];
   /** Files that vanished while they were read. */
   readonly missed: readonly string[];
+  /** Paths of the config outside the run, as `data.path texts`: a restored run needs them too. */
+  readonly elsewhere: readonly string[];
 }
 
 const CHUNK_BYTES = 1024 * 1024;
@@ -81,7 +84,8 @@ export async function backupRun(dir: string, file: string, choice: CheckpointCho
     await done;
     renameSync(aside, target);
     const steps = kept.map(({ step }) => step);
-    return { file: target, bytes: statSync(target).size, files: stored, checkpoints: steps, missed };
+    const bytes = statSync(target).size;
+    return { file: target, bytes, files: stored, checkpoints: steps, missed, elsewhere: pathsOutside(root) };
   } catch (error) {
     rmSync(aside, { force: true });
     throw fileError('write', file, error);
@@ -133,6 +137,21 @@ function chosenCheckpoints(root: string, choice: CheckpointChoice): { path: stri
 
 function closeAll(checkpoints: readonly OpenCheckpoint[]): void {
   for (const { descriptor } of checkpoints.flatMap(({ files }) => files)) closeSync(descriptor);
+}
+
+/** Files that the config names besides those of the run. */
+function pathsOutside(root: string): string[] {
+  const { config: path } = runPaths(root);
+  if (!statOrUndefined(path)) return [];
+  const { data, train } = readSavedConfig(path);
+  const { tokenizer } = data;
+  const named = {
+    'data.path': data.path,
+    'data.val_path': data.val_path,
+    'data.tokenizer': statOrUndefined(tokenizer) ? tokenizer : null,
+    'train.init_from': train.init_from,
+  };
+  return Object.entries(named).flatMap(([key, value]) => (value === null ? [] : `${key} ${value}`));
 }
 
 /** All files except the folder `except`. Folders that are deleted in the meantime are skipped. */

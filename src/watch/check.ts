@@ -4,10 +4,13 @@ import { UsageError } from '../errors.js';
 import { explainFileError, isPlainObject, writeFileAtomic } from '../files.js';
 import { mean, median, quantile, round } from '../numbers.js';
 import { readCsv, TRAINING_CSV } from '../run/logs/csv.js';
-import { fallbackCounters, type Heartbeat, tailHeartbeats } from '../run/logs/heartbeat.js';
+import { failureCounters, type Heartbeat, tailHeartbeats } from '../run/logs/heartbeat.js';
 import { sampleHeartbeats } from '../run/logs/heartbeat-history.js';
-import { judge, type Row } from './row.js';
-import { collapseRow } from './rules.js';
+import { readRun } from '../run/reader.js';
+import { wallAges } from './ages.js';
+import { judge, type RuleRow } from './row.js';
+import { collapseRow, dataRow, memoryLeftRow, ruleValues } from './rules.js';
+import { runState, stateText } from './state.js';
 import type { Thresholds } from './thresholds.js';
 
 export interface CheckInput {
@@ -36,7 +39,7 @@ export interface Baseline {
 }
 
 export interface CheckResult {
-  readonly rows: readonly Row[];
+  readonly rows: readonly RuleRow[];
   readonly measured: Baseline;
 }
 
@@ -45,6 +48,9 @@ const SAMPLES = 512;
 const NEWEST = 64;
 /** The first and last loss are means over this share of the rows, because the loss is noisy. */
 const EDGE_SHARE = 0.1;
+/** A run is judged by rates, not by single events: this share of its steps may have one. */
+const FEW = 0.01;
+const FIRST_FETCHES = 8;
 /** Allowed rise of a loss that cannot fall. */
 const NOISE = 1.02;
 
@@ -55,7 +61,8 @@ export function checkRun({ csv, heartbeat }: CheckInput, options: CheckOptions):
     throw new UsageError(`${csv}: contains no steps, nor does ${heartbeat}; give the folder of a run that has started`);
   const losses = logged.length > 0 ? logged.map(({ loss }) => loss) : beats.map(({ loss }) => loss ?? Number.NaN);
   const steps = Math.max(logged.at(-1)?.step ?? 0, beats.at(-1)?.step ?? 0);
-  const rates = beats.length > 0 ? numbers(beats, 'toks_per_s') : logged.map(({ toks_per_s: rate }) => rate);
+  const fetches = ruleValues('fetch', withoutFirstFetches(beats));
+  const rates = beats.length > 0 ? ruleValues('throughput', beats) : logged.map(({ toks_per_s: rate }) => rate);
   const edge = Math.max(1, Math.round(losses.length * EDGE_SHARE));
   const [begin, end] = [mean(losses.slice(0, edge)), mean(losses.slice(-edge))];
   const bad = losses.filter((loss) => !Number.isFinite(loss)).length;
@@ -63,8 +70,8 @@ export function checkRun({ csv, heartbeat }: CheckInput, options: CheckOptions):
     steps,
     last_loss: end,
     toks_per_s: median(rates),
-    fetch_p95_ms: 1000 * quantile(numbers(beats, 'dt_fetch_s'), 0.95),
-    gpu_mem_reserved: Math.max(0, ...numbers(beats, 'gpu_mem_reserved')),
+    fetch_p95_ms: 1000 * quantile(fetches, 0.95),
+    gpu_mem_reserved: Math.max(0, ...ruleValues('memory', beats)),
   };
   const { thresholds, minSteps, minTps, mustLearn } = options;
   const target = mustLearn ? begin : begin * NOISE;
@@ -81,21 +88,14 @@ export function checkRun({ csv, heartbeat }: CheckInput, options: CheckOptions):
   };
 }
 
-function beatRows(beats: readonly Heartbeat[], measured: Baseline, limits: Thresholds): Row[] {
-  // A schedule closes the gates of a converted model on purpose (train.gate_release_steps).
-  const free = beats.filter(({ gate_released: released }) => released === undefined);
-  const [norms, entropies] = [numbers(beats, 'grad_norm'), numbers(free, 'gate_entropy_mean')];
-  const [collapse, blocks] = [numbers(free, 'gate_collapse_frac'), numbers(beats, 'sel_k_mean')];
-  const fetch = numbers(beats, 'dt_fetch_s');
+function beatRows(beats: readonly Heartbeat[], measured: Baseline, limits: Thresholds): RuleRow[] {
+  const [norms, entropies] = [ruleValues('gradients', beats), ruleValues('gate_entropy', beats)];
+  const [collapse, blocks] = [ruleValues('gate_collapse', beats), ruleValues('selection', beats)];
+  const fetch = ruleValues('fetch', beats);
   const isSlow = median(fetch) > limits.fetch;
+  const useless = norms.filter((norm) => !Number.isFinite(norm) || norm === 0).length / norms.length;
   const rows = [
-    judge(
-      'gradients',
-      norms.some((norm) => !Number.isFinite(norm) || norm === 0),
-      'red',
-      round(median(norms)),
-      'finite, not 0',
-    ),
+    judge('gradients', useless > FEW, 'red', percent(useless), `0 or not finite in at most ${percent(FEW)}`),
     judge('fetch', isSlow, 'red', round(median(fetch)), limits.fetch),
     judge(
       'fetch_p95',
@@ -115,13 +115,52 @@ function beatRows(beats: readonly Heartbeat[], measured: Baseline, limits: Thres
   }
   if (blocks.length > 0)
     rows.push(judge('selection', !(median(blocks) >= 1), 'red', round(median(blocks)), '1 block or more'));
-  const fallbacks = fallbackCounters(beats.at(-1)!).filter(([, count]) => count > 0);
-  const value = fallbacks.map(([name, count]) => `${name.slice(3)} ${count}`).join(', ') || '0';
-  return [...rows, judge('fallbacks', fallbacks.length > 0, 'yellow', value, 'near 0')];
+  const last = beats.at(-1)!;
+  const fallbacks = failureCounters(last).filter(([, count]) => count > 0);
+  const value = fallbacks.map(([name, count]) => `${name} ${count}`).join(', ') || '0';
+  const isOften = fallbacks.some(([, count]) => count > FEW * last.step);
+  const spikes = (last.fb_spike ?? 0) / last.step;
+  return [
+    ...rows,
+    judge('spikes', spikes > limits.spikeRate, 'yellow', percent(spikes), `at most ${percent(limits.spikeRate)}`),
+    judge('fallbacks', isOften, 'yellow', value, `each in at most ${percent(FEW)} of ${last.step} steps`),
+  ];
+}
+
+function percent(share: number): string {
+  return `${round(100 * share, 3)} %`;
+}
+
+/** The first fetches of each process open files and fill caches. A run with few steps has no others. */
+function withoutFirstFetches(beats: readonly Heartbeat[]): readonly Heartbeat[] {
+  const seen = new Map<number, number>();
+  const later = beats.filter(({ pid }) => {
+    const count = (seen.get(pid) ?? 0) + 1;
+    seen.set(pid, count);
+    return count > FIRST_FETCHES;
+  });
+  return later.length >= FIRST_FETCHES ? later : beats;
+}
+
+/** The state of the run in `dir`, in words. */
+export function runText(dir: string): string {
+  return stateText(runState(readRun(dir), wallAges()));
+}
+
+/** The rows of how the run in `dir` ended, if it did, and of where its data came from. */
+export function stateRows(dir: string): RuleRow[] {
+  const view = readRun(dir);
+  const state = runState(view, wallAges());
+  const isFailure = ['failed', 'died', 'gave up'].includes(state.name) || (state.name === 'halted' && !state.isAsked);
+  return [
+    judge('process', isFailure, 'red', stateText({ ...state, synthetic: '' }), 'no failure'),
+    memoryLeftRow(view, state),
+    dataRow(view, state),
+  ];
 }
 
 /** Compares with a baseline: worse by more than `tolerance` (a share) is red. */
-export function compareBaseline(measured: Baseline, baseline: Baseline, tolerance: number): Row[] {
+export function compareBaseline(measured: Baseline, baseline: Baseline, tolerance: number): RuleRow[] {
   const compare = (rule: string, field: keyof Baseline, isBetterAbove: boolean) => {
     const [value, from] = [measured[field], baseline[field]];
     const limit = from * (isBetterAbove ? 1 - tolerance : 1 + tolerance);
@@ -159,17 +198,4 @@ function wholeRun(path: string): Heartbeat[] {
   const beats = [...sampleHeartbeats(path, 0, Number.POSITIVE_INFINITY, SAMPLES), ...tailHeartbeats(path, NEWEST)];
   for (const beat of beats) if (beat.msg === 'progress') byPlace.set(`${beat.ts} ${beat.step}`, beat);
   return [...byPlace.values()].sort((a, b) => a.ts - b.ts);
-}
-
-type NumberField =
-  | 'toks_per_s'
-  | 'dt_fetch_s'
-  | 'gpu_mem_reserved'
-  | 'grad_norm'
-  | 'gate_entropy_mean'
-  | 'gate_collapse_frac'
-  | 'sel_k_mean';
-
-function numbers(beats: readonly Heartbeat[], field: NumberField): number[] {
-  return beats.flatMap((beat) => beat[field] ?? []);
 }

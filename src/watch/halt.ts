@@ -33,7 +33,7 @@ export async function haltRun(dir: string, { reason, timeout }: HaltOptions): Pr
   };
   const answer = ({ view, state }: ReturnType<typeof look>, status: HaltResult['status']): HaltResult => ({
     status,
-    detail: state.kind === 'ended' ? state.how : state.kind,
+    detail: state.kind === 'ended' ? state.detail : state.kind,
     step: view.ranks[0].beats.at(-1)?.step ?? null,
     checkpoint: listCheckpoints(view.paths.checkpoints).find(({ manifest }) => manifest)?.step ?? null,
     seconds: (performance.now() - started) / 1000,
@@ -41,13 +41,13 @@ export async function haltRun(dir: string, { reason, timeout }: HaltOptions): Pr
   let seen = look();
   if (seen.state.kind === 'ended') return answer(seen, 'ended');
   // Without an active run the file would remain until the next start removes it.
-  if (seen.view.owner === undefined || seen.state.kind === 'gone')
+  if (seen.view.owner === undefined || seen.state.name === 'died')
     throw new UsageError(`${dir}: no active run; see trefoil status`);
   writeHalt(seen.view.dir, reason);
   while ((performance.now() - started) / 1000 < timeout) {
     seen = look();
     const isOver = seen.state.kind === 'ended' && seen.view.owner === undefined;
-    if (isOver || seen.state.kind === 'gone') return answer(seen, 'ended');
+    if (isOver || seen.state.name === 'died') return answer(seen, 'ended');
     await setTimeout(POLL_MS);
   }
   return answer(seen, 'waiting');

@@ -1,8 +1,8 @@
 /** Delivers alerts to a command or a webhook, with time limits, so that neither can block the watchdog. */
 import { spawn } from 'node:child_process';
-import type { Row } from './row.js';
+import type { RuleRow } from './row.js';
 
-export interface Alert extends Row {
+export interface Alert extends RuleRow {
   readonly run: string;
   readonly rank: number;
   readonly line: string;

@@ -1,12 +1,11 @@
 /** Progress and state of a run. */
-import { readFileSync } from 'node:fs';
-import { errorCode } from '../files.js';
 import { median } from '../numbers.js';
 import { listCheckpoints } from '../run/checkpoint/read.js';
 import type { Heartbeat } from '../run/logs/heartbeat.js';
 import { type RankView, readRun } from '../run/reader.js';
+import { adviceFor } from './advice.js';
 import { type AgeOf, wallAges } from './ages.js';
-import { runState } from './state.js';
+import { runState, type StateName } from './state.js';
 
 /** The JSON of `status`: one per run. */
 export interface RunStatus {
@@ -15,6 +14,14 @@ export interface RunStatus {
   readonly state: 'running' | 'ended' | 'gone' | 'empty';
   /** Where it runs, or how it ended. */
   readonly detail: string;
+  /** The state in full, of which `state` is the kind. */
+  readonly status: StateName;
+  /** Where it runs, who asked for its end, or why it ended. */
+  readonly reason: string;
+  /** The next thing to do; empty if there is nothing. */
+  readonly advice: string;
+  /** In place of which source the newest step had synthetic tokens; null if the data are those of the config. */
+  readonly synthetic: string | null;
   readonly step: number | null;
   readonly steps: number | null;
   readonly loss: number | null;
@@ -49,20 +56,24 @@ export function runStatus(dir: string, now: number = Date.now() / 1000, options:
   const { beats, section } = view.ranks[0];
   const progress = beats.filter(({ msg }) => msg === 'progress');
   const [last, newest] = [progress.at(-1), beats.at(-1)];
-  const steps = plannedSteps(view.paths.config);
+  const { steps } = view.settings;
   const step = newest?.step ?? null;
   const isRunning = state.kind === 'running';
   return {
     run: view.name,
     dir: view.dir,
     state: state.kind,
-    detail: state.kind === 'running' ? state.where : state.kind === 'ended' ? state.how : '',
+    detail: state.detail,
+    status: state.name,
+    reason: state.reason,
+    advice: adviceFor(state, view),
+    synthetic: state.synthetic || null,
     step,
     steps,
     loss: last?.loss ?? null,
     val_loss: view.val.at(-1)?.val_loss ?? null,
     tokens_per_s:
-      isRunning && last ? median(progress.slice(-16).map(({ toks_per_s: rate }) => rate ?? Number.NaN)) : null,
+      isRunning && last ? median(progress.slice(-16).map(({ toks_per_s: rate = Number.NaN }) => rate)) : null,
     seconds_left: isRunning && steps !== null && step !== null ? secondsLeft(progress, steps - step) : null,
     heartbeat_age_s: newest ? Math.max(0, ageOf('beat', newest.ts)) : null,
     checkpoint: listCheckpoints(view.paths.checkpoints).find(({ manifest }) => manifest)?.step ?? null,
@@ -91,18 +102,4 @@ function secondsLeft(progress: readonly Heartbeat[], steps: number): number | nu
   const [first, last] = [progress[0], progress.at(-1)];
   if (!first || !last || last.step <= first.step || last.ts < first.ts) return null;
   return ((last.ts - first.ts) / (last.step - first.step)) * steps;
-}
-
-/** Reads train.steps from config.yaml with a regular expression: loading the YAML library would slow `status` down. */
-function plannedSteps(path: string): number | null {
-  let text: string;
-  try {
-    text = readFileSync(path, 'utf8');
-  } catch (error) {
-    if (errorCode(error) === undefined) throw error;
-    return null; // the config is optional
-  }
-  const train = /^train:\n((?:[ \t].*\n?)*)/m.exec(text)?.[1] ?? '';
-  const steps = /^\s+steps: (\d+)\s*$/m.exec(train)?.[1];
-  return steps === undefined ? null : Number(steps);
 }

@@ -1,5 +1,5 @@
 /**
- * What can happen to a run that trains from a hub, each as one function. A fault says how the trainer must answer; the
+ * Faults of a run that trains from a hub, each as one function. A fault says how the trainer must answer; the
  * test compares the end.
  */
 import {
@@ -313,7 +313,8 @@ export const FAULTS: readonly Fault[] = [
       const life = start(storm, HASTY);
       await life.progress(1 + Math.floor(storm.random() * 6));
       storm.network.hub.dead = true;
-      // What is ready is trained on; then the run ends with its own code, and with a checkpoint of that moment.
+      // Batches that are ready are trained on; then the run ends with its own code, and with a checkpoint of that
+      // moment.
       await over(storm, life, { code: 6, signal: null });
       // Nothing is there at the start either.
       if (storm.random() < 0.3) await over(storm, start(storm, HASTY), { code: 6, signal: null });
@@ -328,7 +329,7 @@ async function spoilt(storm: Storm, answers: number): Promise<Life> {
   const life = await running(storm);
   const first = Math.floor(storm.random() * KINDS.length);
   network.spoil([...KINDS.slice(first), ...KINDS.slice(0, first)]);
-  // What was read ahead is used up first: the network is asked again some steps later.
+  // Data that was read ahead is used up first: the network is asked again some steps later.
   while (network.spoilt < answers && !life.isOver) await life.progress(life.steps + 1);
   expect(network.spoilt, life.stderr).toBeGreaterThanOrEqual(answers);
   return life;
@@ -352,7 +353,7 @@ globalThis.Date = class extends Date {
   };
 }
 
-/** What a run leaves, by name, without what only a storm leaves. */
+/** Files of a run, by name, without those that only a storm leaves. */
 export function filesOf(outDir: string): string[] {
   return readdirSync(outDir)
     .filter((name) => !/^stackdump_/.test(name))

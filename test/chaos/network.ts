@@ -56,13 +56,13 @@ export class Network {
   /** The `data` section of a run that trains from it; nothing is kept on disk, so that every block is fetched. */
   get data(): Record<string, unknown> {
     return {
-      source: 'fineweb_edu',
+      source: 'hub',
       path: null,
       hub_dataset: DATASET,
       cache_gb: 0,
       loader_timeout: TIMEOUT,
       workers: 1,
-      fwe_queue: 2,
+      queue: 2,
     };
   }
 

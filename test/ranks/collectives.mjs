@@ -1,4 +1,4 @@
-// A rank of test/ranks.test.ts: every collective on every type and many sizes against the same in float64, and all ranks'
+// A rank of test/ranks.slow.test.ts: every collective on every type and many sizes against the same in float64, and all ranks'
 // results against each other. The first rank prints how many cases there were and which failed.
 import { CpuDevice } from '../../dist/device/cpu/cpu.js';
 import { MpiCollectives } from '../../dist/device/mpi/collectives.js';
@@ -10,13 +10,13 @@ const collectives = new MpiCollectives(device);
 const { rank, world } = collectives;
 const agreement = new RankAgreement(device, collectives);
 const SIZES = [1, 3, 7, 1000, 4099, 9001];
-/** Of the largest number; sums are rounded once. */
+/** Limits as a share of the largest number; sums are rounded once. */
 const LIMITS = { f32: 1e-7, f64: 1e-15, bf16: 8e-3, i32: 0 };
 const failures = [];
 let cases = 0;
 
 const span = (tensor) => ({ address: tensor.pointer, count: tensor.size, dtype: tensor.dtype });
-/** What a rank puts in: whole numbers for i32, and never the same twice. */
+/** The input of a rank: whole numbers for i32, and never the same twice. */
 const value = (dtype, of, i) => {
   const number = Math.sin(1 + i * 0.7 + of * 13) * 100;
   return dtype === 'i32' ? Math.round(number) : number;

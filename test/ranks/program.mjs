@@ -1,4 +1,4 @@
-// A rank of test/ranks.test.ts: trains several configs one after the other in one world, and prints what came of each.
+// A rank of test/ranks.slow.test.ts: trains several configs one after the other in one world, and prints what came of each.
 // Runs the built program (dist/), as a user's ranks do.
 import { createHash } from 'node:crypto';
 import { readFileSync } from 'node:fs';

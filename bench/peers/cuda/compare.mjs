@@ -1,6 +1,7 @@
 // Trefoil beside PyTorch on one GPU, in one run: attention (dense SDPA by cuDNN and flash, FlexAttention) and whole
-// training steps (dense, torch.compile). Needs `npm run build` and a Python with PyTorch.
-//   node bench/peers/cuda/compare.mjs [--python python3] [--part attention|train] [--lengths 2048,8192] [--out FILE]
+// training steps (dense, torch.compile). Needs `npm run build` and a Python with PyTorch. `--part nsa`, which also needs
+// the package `fla` (nsa_fla.py): sparse attention beside a public implementation, 64 heads in 4 groups of 128.
+//   node bench/peers/cuda/compare.mjs [--python python3] [--part attention|train|nsa] [--lengths 2048,8192] [--out FILE]
 import { spawnSync } from 'node:child_process';
 import { writeFileSync } from 'node:fs';
 import { dirname, join } from 'node:path';
@@ -32,15 +33,15 @@ const trefoil = (...words) => run(process.execPath, [cli, ...words, '--device', 
 const torch = (script, ...words) => run(values.python, [join(here, script), ...words]);
 const lengths = (fallback) => ['--lengths', values.lengths ?? fallback];
 
-function attention() {
+function attention(script = 'attention_torch.py', ...shape) {
   const [, list] = lengths('8192,65536');
-  const ours = trefoil('bench', 'attention', '--lengths', list);
-  const peers = torch('attention_torch.py', '--lengths', list);
+  const ours = trefoil('bench', 'attention', '--lengths', list, ...shape);
+  const peers = torch(script, '--lengths', list);
   for (const { peer, S, forward_ms, backward_ms } of peers.rows) {
     const row = (pass) => ours.rows.find(({ what, pass: p, S: s }) => what === 'nsa' && p === pass && s === S);
     const [forward, backward] = [row('forward').ms, row('backward').ms];
     console.log(
-      `S ${S}: NSA ${forward.toFixed(2)} / ${backward.toFixed(2)} ms, dense ${peer} ${forward_ms.toFixed(2)} / ` +
+      `S ${S}: NSA ${forward.toFixed(2)} / ${backward.toFixed(2)} ms, ${peer} ${forward_ms.toFixed(2)} / ` +
         `${backward_ms.toFixed(2)} ms: ${(forward_ms / forward).toFixed(2)}x / ${(backward_ms / backward).toFixed(2)}x`,
     );
   }
@@ -62,8 +63,9 @@ function train() {
   return { ours, peers };
 }
 
-const result = {
-  ...(values.part === 'train' ? {} : { attention: attention() }),
-  ...(values.part === 'attention' ? {} : { train: train() }),
-};
+const nsa = () => attention('nsa_fla.py', '--heads', '64', '--groups', '4', '--dim', '128');
+const PARTS = { attention, train, nsa };
+const parts = values.part === undefined ? ['attention', 'train'] : [values.part];
+if (!parts.every((part) => part in PARTS)) throw new Error(`--part: expected one of ${Object.keys(PARTS).join(', ')}`);
+const result = Object.fromEntries(parts.map((part) => [part, PARTS[part]()]));
 if (values.out) writeFileSync(values.out, `${JSON.stringify(result, null, 1)}\n`);

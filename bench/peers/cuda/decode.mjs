@@ -24,7 +24,7 @@ const { caseShape, trainCases } = await import(join(dist, 'bench/train-cases.js'
 
 const lengths = values.lengths.split(',').map(Number);
 const [batch, runs] = [Number(values['batch-size']), Number(values.runs)];
-const [named] = trainCases({ config: 'm7c_125m_80g', attention: 'nsa' }, {});
+const [named] = trainCases({ config: '125m_80g', attention: 'nsa' }, {});
 const shape = caseShape(named);
 const device = new CudaDevice();
 const nsa = benchDecodeAttention(device, lengths, { shape, batch, runs });

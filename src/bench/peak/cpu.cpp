@@ -1,4 +1,4 @@
-// The peak of this machine: fused multiply-adds on registers only, on every thread at once.
+// The peaks of this machine, on every thread at once: fused multiply-adds on registers only, and reading memory.
 #include <time.h>
 
 #include "runtime.h"
@@ -25,6 +25,20 @@ __attribute__((noinline)) float chains(int64_t rounds, const float* start) {
   return sum(a + b + c + d + e + f + g + h + i + j);
 }
 
+// Reads `count` floats, a multiple of 4 vectors, as a product of one row reads weights.
+__attribute__((noinline)) float stream(const float* data, int64_t count) {
+  constexpr int64_t kAhead = 8192 / sizeof(float);
+  vec a = {}, b = {}, c = {}, d = {};
+  for (int64_t i = 0; i < count; i += 4 * kLanes) {
+    for (int64_t line = 0; line < 4 * kLanes; line += 16) __builtin_prefetch(data + i + kAhead + line);
+    a += load(data + i);
+    b += load(data + i + kLanes);
+    c += load(data + i + 2 * kLanes);
+    d += load(data + i + 3 * kLanes);
+  }
+  return sum(a + b + c + d);
+}
+
 // Seconds of processor time of the calling thread. Unlike wall time it stands still while other programs run, so that a busy
 // machine does not lower the peak.
 double thread_seconds() {
@@ -47,6 +61,16 @@ void peak_fma(double* out, int64_t threads, int64_t rounds) {
     const double started = thread_seconds();
     out[threads + t] = chains(rounds, start);
     out[t] = operations / (thread_seconds() - started);
+  });
+}
+
+// Reads `count` floats of `data` in each of `threads` tasks at once, each its own. out [2, threads]: bytes per second of
+// processor time of each task, then the results.
+void peak_read(double* out, const float* data, int64_t threads, int64_t count) {
+  parallel(threads, [&](int64_t t) {
+    const double started = thread_seconds();
+    out[threads + t] = stream(data + t * count, count);
+    out[t] = static_cast<double>(count * sizeof(float)) / (thread_seconds() - started);
   });
 }
 }

@@ -3,13 +3,19 @@ import { availableParallelism } from 'node:os';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { describe, expect, it } from 'vitest';
 import { cpu } from '../../testing/devices.js';
-import { measurePeak } from './op.js';
+import { measurePeak, measureRead } from './op.js';
 
 describe('measured peak', () => {
   it('is a plausible number of operations per second', () => {
     const peak = measurePeak(cpu(), 4);
     expect(peak).toBeGreaterThan(1e9);
     expect(peak).toBeLessThan(1e14);
+  });
+
+  it('is a plausible number of bytes per second', () => {
+    const rate = measureRead(cpu(), 2);
+    expect(rate).toBeGreaterThan(1e8);
+    expect(rate).toBeLessThan(1e13);
   });
 
   it('grows with the number of threads, on a busy machine too: it refers to processor time', async () => {

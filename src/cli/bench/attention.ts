@@ -1,9 +1,15 @@
 /** `trefoil bench attention`: measures sparse and dense attention by sequence length. */
 
 import { availableParallelism } from 'node:os';
-import { type AttentionRow, benchLength, benchLinear, type Pass, type What } from '../../bench/attention.js';
+import {
+  type AttentionPart,
+  type AttentionRow,
+  type BenchPass,
+  benchAttention,
+  benchLinear,
+} from '../../bench/attention.js';
 import { measureDevicePeak } from '../../bench/peak/device.js';
-import type { Budget } from '../../bench/timing.js';
+import type { TimeBudget } from '../../bench/timing.js';
 import { CpuDevice } from '../../device/cpu/cpu.js';
 import { CudaDevice } from '../../device/cuda/cuda.js';
 import type { Device } from '../../device/device.js';
@@ -114,7 +120,7 @@ function bench(options: Options, io: Io): void {
   const attention = plan.lengths.flatMap((S) => {
     const sequences = Math.max(1, Math.floor(plan.tokens / S));
     const setting = { heads: shape, sparse: SPARSE, selection, budget: plan.budget, sequences, options: kernels };
-    const rows = benchLength(device, S, setting, onRow);
+    const rows = benchAttention(device, S, setting, onRow);
     device.pool.trim();
     return rows;
   });
@@ -138,7 +144,7 @@ function bench(options: Options, io: Io): void {
 interface Plan {
   readonly lengths: readonly number[];
   readonly tokens: number;
-  readonly budget: Budget;
+  readonly budget: TimeBudget;
   readonly linear: typeof LINEAR;
   readonly size: string;
   readonly threads: number;
@@ -148,7 +154,7 @@ interface Plan {
 
 function planOf(device: Device, { lengths, tokens, quick = false }: Options): Plan {
   const sorted = (given: readonly number[]) => [...new Set(lengths ?? given)].sort((a, b) => a - b);
-  const budget = quick ? { ms: 300, mostRuns: 5 } : { ms: 1500, mostRuns: 15 };
+  const budget = quick ? { ms: 300, maxRuns: 5 } : { ms: 1500, maxRuns: 15 };
   if (device instanceof CudaDevice)
     return {
       lengths: sorted(quick ? CUDA_QUICK_LENGTHS : CUDA_LENGTHS),
@@ -194,7 +200,7 @@ function report(
   ].join('\n');
 }
 
-const ORDER: readonly What[] = ['linear', 'dense', 'nsa', 'cmp', 'score', 'sel', 'win'];
+const ORDER: readonly AttentionPart[] = ['linear', 'dense', 'nsa', 'cmp', 'score', 'sel', 'win'];
 
 function rowTable(rows: Result['rows'], digits: number, width: number): string {
   const place = (row: Result['rows'][number]) => (row.what === 'linear' ? -1 : row.S);
@@ -212,9 +218,9 @@ function rowTable(rows: Result['rows'], digits: number, width: number): string {
 
 /** Ratio of dense to sparse time per length, and the growth from one length to the next. */
 function lengthTable(rows: Result['rows'], lengths: readonly number[], digits: number): string {
-  const ms = (what: What, pass: Pass, S: number) =>
+  const ms = (what: AttentionPart, pass: BenchPass, S: number) =>
     rows.find((row) => row.what === what && row.pass === pass && row.S === S)?.ms ?? Number.NaN;
-  const both = (what: What, S: number) => ms(what, 'forward', S) + ms(what, 'backward', S);
+  const both = (what: AttentionPart, S: number) => ms(what, 'forward', S) + ms(what, 'backward', S);
   const times = (value: number) => `${value.toFixed(2)}x`;
   return formatTable(
     right('S', 'dense ms', 'NSA ms', 'dense/NSA', 'forward', 'backward', 'dense grows', 'NSA grows'),

@@ -18,8 +18,9 @@ afterAll(() => rmSync(root, { recursive: true, force: true }));
 
 const TIMES = ['ms_total', 'ms_cmp', 'ms_sel', 'ms_win', 'ms_dense'];
 
-async function rowsOf(words: readonly string[]) {
-  const { code, stdout, stderr } = await runCli(['bench', ...words, '--config', config, '--quick', '--json']);
+async function rowsOf(words: readonly string[], env: Record<string, string> = {}) {
+  const given = ['bench', ...words, '--config', config, '--quick', '--json'];
+  const { code, stdout, stderr } = await runCli(given, { env: { ...process.env, ...env } as Record<string, string> });
   expect(code, stderr).toBe(0);
   return JSON.parse(stdout).rows as Record<string, number>[];
 }
@@ -55,6 +56,7 @@ describe('bench decode', () => {
     );
     const { stdout } = await runCli(words);
     expect(stdout).toMatch(/S +batch +total ms/);
+    expect(stdout).toMatch(/\nweights: [\d.e-]+ GB, [\d.]+ GB\/s in the first row; memory: [\d.]+ GB\/s\n$/);
   });
 });
 
@@ -66,8 +68,31 @@ describe('bench prefill', () => {
       [100, 3],
     ]);
     for (const row of rows) {
-      expect(Object.keys(row)).toEqual(['S', 'batch', ...TIMES, 'tokens_per_s']);
+      expect(Object.keys(row)).toEqual(['S', 'batch', 'kernel', 'ran', ...TIMES, 'tokens_per_s']);
       for (const name of TIMES) expect(row[name], name).toBeGreaterThan(0);
     }
+  });
+
+  it('compares kernels, by what was asked and what ran', async () => {
+    const labels = async (words: readonly string[], env: Record<string, string> = {}) =>
+      (await rowsOf(['prefill', '--no-dense', ...words], env)).map(({ S, kernel, ran }) => `${S} ${kernel}: ${ran}`);
+    const all = ['--kernel', 'reference,v1,v2,adaptive', '--seq-len', '32,64'];
+    expect(await labels(all, { NSA_SEL_RANGES_V2_MIN_S: '64' })).toEqual([
+      ...['32 reference: reference', '64 reference: reference', '32 v1: v1', '64 v1: v1', '32 v2: v2', '64 v2: v2'],
+      ...['32 adaptive: v1', '64 adaptive: v2'],
+    ]);
+    const one = ['--seq-len', '32'];
+    expect(await labels(one)).toEqual(['32 adaptive: v1']);
+    expect(await labels(one, { NSA_SEL_RANGES_V2: '1' })).toEqual(['32 v2: v2']);
+    expect(await labels(one, { NSA_PREFILL_TILE: '16' })).toEqual(['32 adaptive: v1, then pages']);
+    expect(await labels(one, { NSA_FORCE_PARITY: '1' })).toEqual(['32 adaptive: reference (all branches)']);
+  });
+
+  it('really runs another kernel, and names variables without effect', async () => {
+    const rows = await rowsOf(['prefill', '--no-dense', '--kernel', 'reference,v1', '--seq-len', '64']);
+    expect(rows.map(({ ms_sel }) => ms_sel === null)).toEqual([true, false]); // the float64 loop is no kernel
+    const words = ['bench', 'prefill', '--config', config, '--quick', '--seq-len', '32', '--no-dense'];
+    const { stderr } = await runCli(words, { env: { ...process.env, NSA_LR: '1', NSA_PREFILL_BATCHED: '1' } as never });
+    expect(stderr).toContain('no effect on this bench: NSA_LR');
   });
 });

@@ -20,6 +20,8 @@ are medians for the whole model with sparse and dense attention. cmp (with the
 selection), sel and win are the branch kernels of all layers; on CUDA each
 branch is timed alone, launches included. reads: keys that a token reads per
 layer and group, counted and predicted by the formula.
+On the CPU the last line is the rate at which the first row reads all weights
+(f32) once, beside the rate at which the machine reads memory.
 `,
   measure: benchDecode,
 });

@@ -1,9 +1,8 @@
 /** `trefoil bench train`: measures whole training steps, and optionally each kernel in them. */
 
 import { availableParallelism } from 'node:os';
-import { InvalidArgumentError } from 'commander';
 import { measureDevicePeak } from '../../bench/peak/device.js';
-import { measureTraining, profileCudaStep, type StepBudget, type StepTime } from '../../bench/train.js';
+import { benchTraining, profileCudaStep, type StepBudget, type StepTime } from '../../bench/train.js';
 import { caseLengths, caseShape, SMALL_GPT, type TrainCase, trainCases } from '../../bench/train-cases.js';
 import { kernelFlops } from '../../bench/train-flops.js';
 import { type ProfileRow, TimedDevice } from '../../bench/train-profile.js';
@@ -11,7 +10,7 @@ import { CpuDevice } from '../../device/cpu/cpu.js';
 import { CudaDevice } from '../../device/cuda/cuda.js';
 import type { Device } from '../../device/device.js';
 import { fixed } from '../../numbers.js';
-import { SELECTION_KERNELS, type SelectionKernel } from '../../ops/attention/selected/op.js';
+import { SELECTION_KERNELS } from '../../ops/attention/selected/op.js';
 import { plural } from '../../text.js';
 import { runBlocking } from '../shared/blocking.js';
 import { deviceOption, openDevice } from '../shared/device.js';
@@ -29,6 +28,7 @@ import {
   wholeNumbers,
 } from '../shared/options.js';
 import { formatCsv, formatTable, right, wrapped } from '../shared/table.js';
+import { selectionKernels } from './selection-kernels.js';
 
 const QUICK_LENGTH = 512;
 const MIB = 2 ** 20;
@@ -38,7 +38,11 @@ const OPTIONS = {
   attention: choice('--attention <kind>', 'kind of attention (default: that of the config)', ['nsa', 'dense', 'both']),
   seqLen: parsed('--seq-len <list>', 'sequence lengths, such as 512,2048', wholeNumbers(1)),
   batchSize: parsed('--batch-size <list>', 'sequences per micro-batch', wholeNumbers(1)),
-  kernel: parsed('--kernel <list>', `kernels of the selected branch: ${SELECTION_KERNELS.join(', ')}`, kernels),
+  kernel: parsed(
+    '--kernel <list>',
+    `kernels of the selected branch: ${SELECTION_KERNELS.join(', ')}`,
+    selectionKernels,
+  ),
   steps: parsed('--steps <n>', 'timed steps (default: as many as fit in ten seconds)', wholeNumber(1)),
   device: deviceOption(),
   threads: threadsOption(),
@@ -50,14 +54,6 @@ const OPTIONS = {
   csv: csvOption(),
 };
 type Options = OptionValues<typeof OPTIONS>;
-
-function kernels(text: string): SelectionKernel[] {
-  return text.split(',').map((name) => {
-    const known = SELECTION_KERNELS.find((kernel) => kernel === name.trim());
-    if (!known) throw new InvalidArgumentError(`${name} is not one of ${SELECTION_KERNELS.join(', ')}.`);
-    return known;
-  });
-}
 
 const HELP = `
 A step is forward, backward, gradient norm and update on random tokens; three
@@ -75,7 +71,7 @@ computes again. All are relative to the measured peak. More: docs/benchmarks.md.
 
 export const configure = configured(OPTIONS, (options, io) => runBlocking(() => bench(options, io)), HELP);
 
-interface Row {
+interface TrainRow {
   readonly config: string;
   readonly attention: string;
   readonly kernel: string;
@@ -142,12 +138,12 @@ function stepBudget(steps: number | undefined, quick: boolean): StepBudget {
 
 function measureCase(device: Device, benchCase: TrainCase, budget: StepBudget, profile: boolean): Measured {
   const { name } = benchCase;
-  const measured = () => measureTraining(device, benchCase, budget);
+  const measured = () => benchTraining(device, benchCase, budget);
   if (!profile) return { name, time: measured(), profile: null };
   if (device instanceof CudaDevice) return { name, time: measured(), profile: profileCudaStep(device, benchCase) };
   const timed = new TimedDevice(device, kernelFlops(caseShape(benchCase), caseLengths(benchCase)));
   let rows: ProfileRow[] = [];
-  const time = measureTraining(timed, benchCase, budget, {
+  const time = benchTraining(timed, benchCase, budget, {
     onWarm: () => timed.restart(),
     onDone: (steps) => {
       rows = timed.rows(steps);
@@ -156,7 +152,7 @@ function measureCase(device: Device, benchCase: TrainCase, budget: StepBudget, p
   return { name, time, profile: rows };
 }
 
-function rowOf({ name, time, profile }: Measured, peak: number): Row {
+function rowOf({ name, time, profile }: Measured, peak: number): TrainRow {
   const seconds = time.ms / 1000;
   const { attention, kernel, S, batch, params, layers, precision, flops } = time;
   const share = (operations: number) => fixed(operations / seconds / peak, 4);
@@ -184,7 +180,7 @@ const COLUMNS = [
   ...(['peak_mem_mib', 'params', 'layers', 'precision', 'hfu'] as const),
 ];
 
-function rowTable(rows: readonly Row[], width: number): string {
+function rowTable(rows: readonly TrainRow[], width: number): string {
   return formatTable(
     [wrapped('config'), 'attn', 'kernel', ...right('S', 'batch', 'tok/s', 'ms/step', 'MFU', 'peak MiB')],
     rows.map((row) => [
@@ -195,7 +191,7 @@ function rowTable(rows: readonly Row[], width: number): string {
   );
 }
 
-function profileTable({ config, attention, S }: Row, profile: readonly ProfileRow[]): string {
+function profileTable({ config, attention, S }: TrainRow, profile: readonly ProfileRow[]): string {
   const table = formatTable(
     ['kernel', ...right('calls', 'ms', 'share', 'GFLOP/s')],
     profile.map(({ name, calls, ms, share, gflops }) => [

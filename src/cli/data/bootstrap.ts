@@ -15,7 +15,7 @@ type Options = OptionValues<typeof OPTIONS>;
 const HELP = `
 Documents come in the shuffled order of training. An interrupted download
 continues when the command is repeated; a larger --bytes adds to the folder.
-Train from it with --dataset fineweb_edu_local --local-path FOLDER.
+Train from it with --dataset files --local-path FOLDER.
 `;
 
 export const configure = configured(OPTIONS, run, HELP);

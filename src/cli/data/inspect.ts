@@ -38,7 +38,7 @@ async function run(options: Options, io: Io): Promise<void> {
     found = inspectShards(path, tokenizer, shown);
   } else {
     // The hub may take a while to answer, or never do: say whom the command waits for.
-    if (source === 'fineweb_edu')
+    if (source === 'hub')
       io.err(`asking the Hugging Face hub for ${config.data.hub_dataset}; for files of yours give --local-path`);
     const spec = await openCorpus(corpusOptions(config, { environment: io.env }));
     for (const text of describeFiles(spec)) io.err(text);

@@ -11,6 +11,8 @@ const OPTIONS = {
   dataset: datasetOption(DATA_SOURCES),
   seqLen: parsed('--seq-len <n>', 'tokens in a sequence', wholeNumber(1), 1024),
   batchSize: parsed('--batch-size <n>', 'sequences in a batch', wholeNumber(1), 1),
+  // As the PyTorch runbooks spell it.
+  batch: parsed('--batch <n>', 'same as --batch-size', wholeNumber(1)).hideHelp().conflicts('batchSize'),
   batches: parsed('--batches <n>', 'batches to fetch', wholeNumber(1), 4),
   timeout: parsed('--timeout <seconds>', 'time for each', wholeNumber(1), 60),
 };
@@ -27,9 +29,10 @@ HF_TOKEN the token for datasets that require one.
 export const configure = configured(OPTIONS, smoke, HELP);
 
 async function smoke(options: Options, io: Io): Promise<void> {
+  if (options.batch !== undefined) io.warn(`--batch ${options.batch}: taken as --batch-size; --batches says how many`);
   const config = sourceConfig(options, io, {
     'train.seq_len': String(options.seqLen),
-    'train.batch_size': String(options.batchSize),
+    'train.batch_size': String(options.batch ?? options.batchSize),
     'data.loader_timeout': String(options.timeout),
     'data.val_fraction': '0',
   });

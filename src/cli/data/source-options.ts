@@ -1,8 +1,8 @@
-/** What the commands of `trefoil data` share: which data, as a config would name it. */
+/** Options that the commands of `trefoil data` share: the data, named as in a config. */
 
 import { InvalidArgumentError } from 'commander';
 import { DOCUMENT_SOURCES } from '../../config/data-sources.js';
-import { parseTrainFlags } from '../../config/flags.js';
+import { FlagSettings } from '../../config/flags.js';
 import { loadConfig } from '../../config/load.js';
 import type { Config } from '../../config/schema.js';
 import type { Io } from '../shared/io.js';
@@ -12,7 +12,7 @@ import { Flag, flag, jsonOption, type OptionValues, parsed, wholeNumber } from '
 export const datasetOption = (sources: readonly string[]) =>
   flag(
     '--dataset <source>',
-    `data.source: one of ${sources.join(', ')} (default: that of the config or the path, else fineweb_edu)`,
+    `data.source: one of ${sources.join(', ')} (default: that of the config or the path, else hub)`,
   );
 
 export const SOURCE_OPTIONS = {
@@ -32,26 +32,25 @@ export type SourceOptions = OptionValues<typeof SOURCE_OPTIONS>;
 
 /** The config behind the flags: they win over the environment, and that over the file, as for `train`. */
 export function sourceConfig(options: SourceOptions, io: Io, defaults: Readonly<Record<string, string>> = {}): Config {
-  const words: string[] = [];
-  const pass = (flag: string, value: string | undefined) => value !== undefined && words.push(flag, value);
-  const set = (key: string, value: string | number | undefined) =>
-    value !== undefined && words.push('--set', `${key}=${value}`);
+  const flags = new FlagSettings();
+  const pass = (flag: string, value: string | undefined) => value !== undefined && flags.add(flag, value);
+  const set = (key: string, value: string | number | undefined) => value !== undefined && flags.set(`${key}=${value}`);
   const isNamed = options.config !== undefined || io.env['CONFIG'] !== undefined;
   // A path implies its source. Without a path and a config the source is FineWeb-Edu.
   const isOpen =
     options.localPath === undefined && !isNamed && !options.set?.some((text) => /^data\.(path|source)=/.test(text));
-  const source = options.dataset ?? (isOpen ? 'fineweb_edu' : undefined);
-  pass('--dataset', source);
-  pass('--local-path', options.localPath);
+  const source = options.dataset ?? (isOpen ? 'hub' : undefined);
+  pass('dataset', source);
+  pass('local-path', options.localPath);
   for (const [key, value] of Object.entries(defaults)) set(key, value);
   set('data.hub_dataset', options.hubDataset);
   set('data.hub_config', options.hubConfig);
   set('data.tokenizer', options.tokenizer);
   set('data.workers', options.workers);
-  for (const text of options.set ?? []) words.push('--set', text);
+  flags.set(...(options.set ?? []));
   const { config, warnings } = loadConfig({
     env: io.env,
-    flags: parseTrainFlags(words).layer,
+    flags: flags.layer,
     config: options.config ?? null,
   });
   for (const warning of warnings) io.warn(warning);

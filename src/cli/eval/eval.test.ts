@@ -2,9 +2,10 @@ import { mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSyn
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { toYaml } from '../../config/print.js';
 import { byteLevelTokenizerJson } from '../../data/testing/tokenizer-json.js';
 import { lastLogits } from '../../infer/decode.js';
-import { writeFinalModel } from '../../infer/load-model.js';
+import { writeFinalModel } from '../../infer/load.js';
 import { tinyConfig, tinyModel } from '../../infer/testing/tiny-model.js';
 import type { LanguageModel } from '../../model/language-model.js';
 import { runCli } from '../testing/run.js';
@@ -84,14 +85,59 @@ describe('eval loss', () => {
       expect(csv.stdout.trim().split('\n')).toHaveLength(7);
     });
 
+    it('says what far context is worth, for each model', async () => {
+      const json = JSON.parse((await evaluate([...words, file, '--by-position', '--json', '--near', '8'])).stdout);
+      // Samples of 24 targets have 16 beyond 8 tokens, the last one of 9 has one.
+      expect(json.far).toMatchObject({ near: 8, targets: 16 * SAMPLES + 1 });
+      expect(json.far.gain).toBeCloseTo(json.far.near_loss - json.far.loss, 9);
+      expect(json.far.error).toBeGreaterThan(0);
+      expect(json.far.by_position.map(({ from }: { from: number }) => from)).toEqual([8, 16]);
+      const { stdout } = await evaluate([...words, file, '--by-position', '--compare', run]);
+      expect(stdout.match(/far context \(more than 6 tokens\) is worth -?\d\.\d{4} ± \d\.\d{4} nats/g)).toHaveLength(2);
+      expect((await evaluate([...words, file, '--by-position', '--near', '24'])).stdout).toContain(
+        'far context: no sample is longer than --near 24',
+      );
+    });
+
     it('compares models on the same data', async () => {
       const { code, stdout, stderr } = await evaluate([...words, file, '--by-position', '--compare', run]);
       expect(code, stderr).toBe(0);
-      expect(stdout).toMatch(/context\s+targets\s+loss 1\s+loss 2\s+- loss 1/);
+      expect(stdout).toMatch(/context\s+targets\s+run\s+run \(2\)\s+difference/);
+      expect(stderr.match(/^data: .*taken/gm) ?? []).toHaveLength(new Set(stderr.match(/^data: .*taken/gm)).size);
       expect(stdout).toMatch(/17-32\s+40\s+\d\.\d{4}\s+\d\.\d{4}\s+\+0\.0000/);
       const json = JSON.parse((await evaluate([...words, file, '--compare', run, '--json'])).stdout);
       expect(json.models).toHaveLength(2);
       expect(json.models[1]).toEqual(json.models[0]);
+    });
+
+    it('names models by what differs, and shows several seeds as a mean and a band', async () => {
+      const save = (name: string, seed: number, gate: 'softmax' | 'sigmoid') => {
+        const config = tinyConfig({ train: { seed }, nsa: { gate } });
+        const one = tinyModel(config, 256, seed);
+        writeFinalModel(join(root, 'runs', name), one, config);
+        writeFileSync(join(root, 'runs', name, 'config.yaml'), toYaml(config));
+        one.free();
+        return join(root, 'runs', name);
+      };
+      const [a, b, other] = [save('a', 1, 'softmax'), save('b', 2, 'softmax'), save('other', 1, 'sigmoid')];
+      const svg = join(root, 'seeds.svg');
+      const given = ['eval', 'loss', '--model', a, '--compare', b, other, '--seq-len', String(LENGTH), ...words, file];
+      const { code, stdout, stderr } = await runCli([...given, '--by-position', '--svg', svg]);
+      expect(code, stderr).toBe(0);
+      expect(stdout).toMatch(/^a: loss .*\nb: loss .*\nother: loss /m);
+      expect(stdout).toMatch(/context\s+targets\s+a \(2 seeds\)\s+other\s+difference/);
+      expect(stdout).toMatch(/17-32\s+40\s+\d\.\d{4} ± \d\.\d{4}\s+\d\.\d{4}\s+[+-]\d\.\d{4}/);
+      expect(stdout).toContain('± half the range of the seeds around their mean');
+      for (const line of stdout.match(/^ .*$/gm)!) expect(line.length, line).toBeLessThanOrEqual(80);
+      const said = stderr.split('\n').filter((line) => line.startsWith('data: '));
+      expect(said.length).toBeGreaterThan(0);
+      expect(said).toEqual([...new Set(said)]);
+      const drawn = readFileSync(svg, 'utf8');
+      for (const part of ['a (2 seeds)', 'tokens of context', 'fill-opacity', '>16<', '>32<'])
+        expect(drawn).toContain(part);
+      expect(drawn).not.toContain('log2');
+      const { models } = JSON.parse((await runCli([...given, '--json'])).stdout);
+      expect(Object.keys(models[0])).not.toContain('setup');
     });
 
     it('shows what a branch contributes', async () => {
@@ -225,6 +271,18 @@ describe('eval loss', () => {
     }
   });
 
+  it('with weights in int8 is another, by little', async () => {
+    const losses = await Promise.all(
+      ['file', 'int8'].map(async (weights) => {
+        const { code, stdout, stderr } = await evaluate(['--local-path', file, '--weights', weights, '--json']);
+        expect(code, stderr).toBe(0);
+        return JSON.parse(stdout).loss;
+      }),
+    );
+    expect(losses[1]).not.toBe(losses[0]);
+    expect(Math.abs(losses[1] - losses[0])).toBeLessThan(0.02);
+  });
+
   it('takes at most --batches batches, and prints a line', async () => {
     const { code, stdout } = await evaluate(['--dataset', 'text', '--local-path', file, '--batches', '2']);
     expect(code).toBe(0);
@@ -240,8 +298,8 @@ describe('eval loss', () => {
     writeFileSync(lines, `${JSON.stringify({ text })}\n`);
     const losses = [];
     for (const [source, batchSize] of [
-      ['fineweb_edu_local', '1'],
-      ['fineweb_edu_local', '4'],
+      ['files', '1'],
+      ['files', '4'],
       ['jsonl', '4'],
     ]) {
       const words = ['--dataset', source, '--local-path', lines, '--batch-size', batchSize, '--json'];
@@ -324,6 +382,22 @@ describe('eval selection', () => {
     expect((await select('--layer', '9')).stderr).toContain('--layer 9: the model has layers 0 to 1');
   });
 
+  it('--coverage compares the choice with the best and a random one', async () => {
+    const folder = join(root, 'coverage');
+    const { code, stdout, stderr } = await select('--coverage', '--json', '--out-dir', folder, '--samples', '9');
+    expect(code, stderr).toBe(0);
+    const { coverage } = JSON.parse(stdout);
+    expect(coverage).toMatchObject({ tokens: 9, n_sel: 3, l_sel: 8 });
+    expect(coverage.layers).toHaveLength(2);
+    // Three slots, all forced: nothing is chosen by score, so any choice is the best one.
+    for (const { forced, chosen, best, random } of coverage.layers)
+      for (const share of [chosen, best, random]) expect(share).toBeCloseTo(forced, 9);
+    expect(readFileSync(join(folder, 'coverage.svg'), 'utf8')).toContain('Attention covered');
+    const table = (await select('--coverage')).stdout;
+    expect(table).toMatch(/^ *layer +forced +random +chosen +best +of possible$/m);
+    expect(table).toMatch(/^ *mean( +[\d.]+ %){4}/m);
+  });
+
   it('a file that is not there or empty is one line and exit code 2', async () => {
     const empty = join(root, 'empty.txt');
     writeFileSync(empty, '');
@@ -336,6 +410,61 @@ describe('eval selection', () => {
       expect(stderr).toContain(message);
       expect(stderr.trimEnd().split('\n')).toHaveLength(1);
     }
+  });
+});
+
+describe('eval long', () => {
+  const ask = (...words: string[]) =>
+    runCli([
+      'eval',
+      'long',
+      '--text-file',
+      file,
+      '--lengths',
+      '600,800',
+      '--trials',
+      '1',
+      '--depths',
+      '0,90',
+      ...words,
+    ]);
+
+  it('prints one JSON value and writes the same with its chart, and prints a table', async () => {
+    const folder = join(root, 'long');
+    const some = ['--model', run, '--tasks', 'single,two-facts'];
+    const { code, stdout, stderr } = await ask(...some, '--json', '--out-dir', folder);
+    expect(code, stderr).toBe(0);
+    const result = JSON.parse(stdout);
+    expect(result).toMatchObject({ step: 7, seed: 1, window_tokens: 6 });
+    expect(result.rows).toHaveLength(8);
+    expect(Object.keys(result.rows[0])).toEqual([
+      ...['task', 'length', 'depth', 'trials', 'correct', 'found', 'oracle', 'window', 'chance', 'margin'],
+      ...['selected', 'generated'],
+    ]);
+    expect(JSON.parse(readFileSync(join(folder, 'long.json'), 'utf8'))).toEqual(result);
+    expect(readFileSync(join(folder, 'long.svg'), 'utf8')).toMatch(/^<svg [\s\S]*two-facts[\s\S]*<\/svg>\s*$/);
+    const table = (await ask(...some)).stdout;
+    expect(table).toMatch(/^ *task +tokens +found +worst depth +oracle +window 6 +chance +selected$/m);
+    expect(table).toMatch(/^two-facts +800( +[\d.]+ %){6}$/m);
+  });
+
+  it.each([
+    ['neither a model nor a server', [], /give a --model or the --url of a server/],
+    ['a task that there is not', ['--model', '.', '--tasks', 'many,most'], /Allowed are single, many/],
+    ['a tokenizer for a model', ['--model', '.', '--tokenizer', 'byte'], /--tokenizer: only with --url/],
+    ['a server that is not there', ['--url', 'http://127.0.0.1:9'], /--url: http:\/\/127.0.0.1:9\/v1\/models cannot/],
+  ])('%s is one line and exit code 2', async (_, words, message) => {
+    const { code, stdout, stderr } = await ask(...words);
+    expect(code).toBe(2);
+    expect(stdout).toBe('');
+    expect(stderr).toMatch(message);
+    expect(stderr.trimEnd().split('\n')).toHaveLength(1);
+  });
+
+  it('a length without room names the task', async () => {
+    const { code, stderr } = await ask('--model', run, '--lengths', '30');
+    expect(code).toBe(2);
+    expect(stderr).toContain('--lengths: 30 tokens have no room for the task single, which needs ');
   });
 });
 

@@ -1,12 +1,20 @@
 /** `trefoil eval logits`: the logits of given tokens, for comparisons with other programs. */
 import { UsageError } from '../../errors.js';
-import { loadModel } from '../../infer/load-model.js';
-import { sequenceLogits } from '../../infer/logits.js';
+import { sequenceLogits } from '../../evaluate/logits.js';
+import { loadModel } from '../../infer/load.js';
 import type { LanguageModel } from '../../model/language-model.js';
 import { readSafetensors, toFloat64, writeSafetensors } from '../../run/safetensors.js';
 import { deviceOption, openDevice } from '../shared/device.js';
 import { type Io, ProgressLine } from '../shared/io.js';
-import { choice, configured, modelOption, type OptionValues, required, threadsOption } from '../shared/options.js';
+import {
+  choice,
+  configured,
+  modelOption,
+  type OptionValues,
+  required,
+  threadsOption,
+  weightsOption,
+} from '../shared/options.js';
 
 const OPTIONS = {
   model: modelOption(),
@@ -14,6 +22,7 @@ const OPTIONS = {
   out: required('--out <file>', 'safetensors to write: logits F32 [S, vocab] or [B, S, vocab]'),
   precision: choice('--precision <name>', 'type of activations; bf16 needs CUDA', ['fp32', 'bf16'], 'fp32'),
   device: deviceOption('where to compute'),
+  weights: weightsOption(),
   threads: threadsOption(),
 };
 type Options = OptionValues<typeof OPTIONS>;
@@ -30,7 +39,7 @@ export const configure = configured(OPTIONS, run, HELP);
 
 function run(options: Options, io: Io): void {
   const { shape, rows } = readIds(options.in);
-  const loaded = loadModel(openDevice(options), options.model, options.precision === 'bf16' ? 'bf16' : 'f32');
+  const loaded = loadModel(openDevice(options), options.model, options.precision === 'bf16' ? 'bf16' : 'f32', options);
   try {
     for (const warning of loaded.warnings) io.warn(warning);
     const line = new ProgressLine(io);

@@ -1,13 +1,12 @@
 /** `trefoil eval needle`: measures retrieval from the context by depth and length. */
 import { join } from 'node:path';
-import { InvalidArgumentError } from 'commander';
 import { heatMap, percent } from '../../dashboard/report/heat-map.js';
 import { UsageError } from '../../errors.js';
+import { evaluateNeedle, type NeedleCell, type NeedleGrid } from '../../evaluate/needle.js';
+import { withoutBranch } from '../../evaluate/without-branch.js';
 import { ensureFolder, writeFileAtomic } from '../../files.js';
 import { withEnvironment } from '../../infer/environment.js';
-import { loadModel } from '../../infer/load-model.js';
-import { evaluateNeedle, type NeedleCell, type NeedleGrid } from '../../infer/needle.js';
-import { withoutBranch } from '../../infer/without-branch.js';
+import { loadModel } from '../../infer/load.js';
 import { kernelOptions } from '../../model/kernels.js';
 import { BRANCHES, type Branch } from '../../ops/attention/gate/op.js';
 import { runBlocking } from '../shared/blocking.js';
@@ -21,14 +20,16 @@ import {
   modelOption,
   type OptionValues,
   parsed,
+  percentages,
   threadsOption,
+  weightsOption,
   wholeNumber,
   wholeNumbers,
 } from '../shared/options.js';
 import { formatTable } from '../shared/table.js';
 
 /** A cell of the grid, with the branch that was disabled. */
-interface Row extends NeedleCell {
+interface NeedleRow extends NeedleCell {
   readonly without: Branch | null;
 }
 
@@ -46,6 +47,7 @@ const OPTIONS = {
   outDir: flag('--out-dir <folder>', 'write needle.json and needle.svg'),
   device: deviceOption('where to compute'),
   precision: choice('--precision <type>', 'type of activations (default: bf16 on CUDA, else fp32)', ['fp32', 'bf16']),
+  weights: weightsOption(),
   threads: threadsOption(),
   json: jsonOption(
     '{model, step, device, precision, trials, records, facts, seed, seconds, rows: [{without, length, depth, trials, correct, accuracy, recall: {any, layers}}]}',
@@ -63,12 +65,6 @@ holds the answer.
 
 export const configure = configured(OPTIONS, run, HELP);
 
-function percentages(text: string): number[] {
-  const values = wholeNumbers(0)(text);
-  if (values.some((value) => value > 100)) throw new InvalidArgumentError('It must be at most 100 percent.');
-  return values;
-}
-
 function run(options: Options, io: Io): void {
   const device = openDevice(options);
   const precision = options.precision ?? (device.kind === 'cuda' ? 'bf16' : 'fp32');
@@ -78,6 +74,7 @@ function run(options: Options, io: Io): void {
     device,
     options.model,
     precision === 'bf16' ? 'bf16' : 'f32',
+    options,
   );
   const progress = new ProgressLine(io);
   try {
@@ -86,7 +83,7 @@ function run(options: Options, io: Io): void {
     const grid = { lengths, depths, trials, records, facts, seed };
     const kernels = kernelOptions(withEnvironment(config, io.env));
     const started = performance.now();
-    const rowsWith = (off: Branch | null): Row[] => {
+    const rowsWith = (off: Branch | null): NeedleRow[] => {
       const onProgress = (done: number, all: number) => progress.show(`${labelOf(off)}: ${done} of ${all} cases`);
       const measure = () => evaluateNeedle(model, grid, { kernels, onProgress });
       return (off ? withoutBranch(model, off, measure) : measure()).map((cell) => ({ without: off, ...cell }));
@@ -108,7 +105,7 @@ function labelOf(without: Branch | null): string {
 }
 
 /** Accuracies of one grid: [depth, length]. */
-function accuracies(off: Branch | null, { lengths, depths }: NeedleGrid, rows: readonly Row[]): number[][] {
+function accuracies(off: Branch | null, { lengths, depths }: NeedleGrid, rows: readonly NeedleRow[]): number[][] {
   return depths.map((depth) =>
     lengths.map(
       (length) => rows.find((row) => row.without === off && row.length === length && row.depth === depth)!.accuracy,
@@ -123,7 +120,7 @@ function shaded(share: number): string {
   return `${percent(share)} ${SHADES[Math.floor(share * (SHADES.length - 1))].repeat(2)}`;
 }
 
-function table(off: Branch | null, options: Options, rows: readonly Row[]): string {
+function table(off: Branch | null, options: Options, rows: readonly NeedleRow[]): string {
   const titles = ['depth', ...options.lengths.map(String)];
   const selected = options.lengths.map((length) => selectedShare(off, length, rows));
   return `${labelOf(off)}\n${formatTable(
@@ -136,13 +133,13 @@ function table(off: Branch | null, options: Options, rows: readonly Row[]): stri
 }
 
 /** Share of the cases of a length in which the block with the answer was selected; null for dense attention. */
-function selectedShare(off: Branch | null, length: number, rows: readonly Row[]): number | null {
+function selectedShare(off: Branch | null, length: number, rows: readonly NeedleRow[]): number | null {
   const shares = rows.filter((row) => row.without === off && row.length === length).map(({ recall }) => recall?.any);
   if (shares.includes(undefined)) return null;
   return shares.reduce<number>((sum, share) => sum + share!, 0) / shares.length;
 }
 
-function writeFiles(folder: string, options: Options, result: { readonly rows: readonly Row[] }): void {
+function writeFiles(folder: string, options: Options, result: { readonly rows: readonly NeedleRow[] }): void {
   ensureFolder(folder);
   const svg = heatMap({
     title: 'Needles found, by depth and length',

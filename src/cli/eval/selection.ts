@@ -4,12 +4,18 @@ import { basename, dirname, join } from 'node:path';
 import { densityMap } from '../../dashboard/report/heat-map.js';
 import { lineChart } from '../../dashboard/report/svg.js';
 import { UsageError } from '../../errors.js';
+import {
+  inspectCoverage,
+  inspectSelection,
+  type LayerSelection,
+  type ModelCoverage,
+} from '../../evaluate/selection.js';
+import { traceText, writeTrace } from '../../evaluate/trace.js';
 import { ensureFolder, readGivenText, writeFileAtomic } from '../../files.js';
 import { withEnvironment } from '../../infer/environment.js';
-import { loadModel } from '../../infer/load-model.js';
-import { inspectSelection, type LayerSelection } from '../../infer/selection.js';
-import { traceText, writeTrace } from '../../infer/trace.js';
+import { loadModel } from '../../infer/load.js';
 import { kernelOptions } from '../../model/kernels.js';
+import { meanCoverage } from '../../ops/attention/coverage.js';
 import { runPaths } from '../../run/paths.js';
 import { runBlocking } from '../shared/blocking.js';
 import { deviceOption, openDevice } from '../shared/device.js';
@@ -24,15 +30,24 @@ import {
   parsed,
   required,
   threadsOption,
+  weightsOption,
   wholeNumber,
 } from '../shared/options.js';
-import { formatTable } from '../shared/table.js';
+import { formatTable, right } from '../shared/table.js';
 
 const OPTIONS = {
   model: modelOption(),
   textFile: required('--text-file <file>', 'text for the model to read'),
   maxTokens: parsed('--max-tokens <n>', 'read at most this many tokens of it', wholeNumber(1), 8192),
-  outDir: flag('--out-dir <folder>', 'write selection.json, selection.svg, selection-map.svg and gates.svg'),
+  coverage: flag(
+    '--coverage',
+    'how much of its own attention the choice covers, beside the best choice and a random one',
+  ),
+  samples: parsed('--samples <n>', 'with --coverage: tokens to measure it at', wholeNumber(1), 64),
+  outDir: flag(
+    '--out-dir <folder>',
+    'write selection.json, selection.svg, selection-map.svg and gates.svg, and with --coverage coverage.svg',
+  ),
   trace: new Flag<string | true | undefined>(
     '--trace [file]',
     'save what every token read, for the dashboard (default: traces/TEXT.safetensors in the run)',
@@ -43,19 +58,29 @@ const OPTIONS = {
     wholeNumber(0),
   ),
   device: deviceOption('where to compute'),
+  weights: weightsOption(),
   threads: threadsOption(),
   json: jsonOption(
-    '{model, step, tokens, l_sel, layers: [{layer, rate_by_distance, gates: {cmp, sel, win}, gates_by_block, selection_map: {tokens_per_row, share}}]}',
+    '{model, step, tokens, l_sel, layers: [{layer, rate_by_distance, gates: {cmp, sel, win}, gates_by_block, selection_map: {tokens_per_row, share}}], coverage: {tokens, n_sel, l_sel, layers: [{layer, forced, random, chosen, best, groups, by_distance}]}}; coverage with --coverage, layers is empty for dense attention',
   ),
 };
 type Options = OptionValues<typeof OPTIONS>;
 
-export const configure = configured(OPTIONS, run);
+const HELP = `
+--coverage needs no labels: at sampled tokens the softmax of the selected
+branch's own queries and keys over all earlier tokens says where the attention
+would go. Shares of it that were read, by layer: forced blocks alone, a random
+choice of as many blocks (expected), the choice that was made, and the best one.
+"of possible" is (chosen - forced) / (best - forced). Dense attention chooses
+nothing: best says what nsa.n_sel blocks of nsa.l_sel tokens could hold.
+`;
+
+export const configure = configured(OPTIONS, run, HELP);
 
 function run(options: Options, io: Io): void {
   const text = readGivenText(options.textFile);
   const { model, tokenizer, config, path, step, warnings } = runBlocking(() =>
-    loadModel(openDevice(options), options.model, 'f32'),
+    loadModel(openDevice(options), options.model, 'f32', options),
   );
   try {
     for (const warning of warnings) io.warn(warning);
@@ -66,18 +91,23 @@ function run(options: Options, io: Io): void {
       throw new UsageError(
         `${options.textFile}: contains token ${unknown}, but the vocabulary of the model has ${model.shape.vocabSize}`,
       );
-    const layers = runBlocking(() => inspectSelection(model, tokens, kernelOptions(withEnvironment(config, io.env))));
-    const result = { model: path, step, tokens: tokens.length, l_sel: model.shape.nsa.lSel, layers };
+    const kernels = kernelOptions(withEnvironment(config, io.env));
+    const isDense = model.shape.attention === 'dense';
+    const layers = isDense && options.coverage ? [] : runBlocking(() => inspectSelection(model, tokens, kernels));
+    const coverage = options.coverage
+      ? runBlocking(() => inspectCoverage(model, tokens, options.samples, kernels))
+      : undefined;
+    const result = { model: path, step, tokens: tokens.length, l_sel: model.shape.nsa.lSel, layers, coverage };
     if (options.outDir !== undefined) writePictures(options.outDir, result);
     if (options.trace !== undefined) {
       const file = options.trace === true ? defaultTrace(path, options.textFile) : options.trace;
       ensureFolder(dirname(file));
       const pieces = tokens.map((token) => tokenizer.decode([token]));
-      const kernels = kernelOptions(withEnvironment(config, io.env));
       writeTrace(file, model, traceText(model, tokens, kernels), { model: basename(path), step, pieces });
       io.err(`trace: ${file}`);
     }
     if (options.json) printJson(io, result);
+    else if (coverage) io.out(coverageTable(coverage));
     else {
       io.out(table(layers));
       io.out(mapOf(chosenLayer(layers, options.layer), io.width));
@@ -98,9 +128,18 @@ function defaultTrace(model: string, textFile: string): string {
   return join(run, 'traces', `${name}.safetensors`);
 }
 
-function writePictures(folder: string, result: { tokens: number; layers: readonly LayerSelection[] }): void {
+interface Result {
+  readonly tokens: number;
+  readonly layers: readonly LayerSelection[];
+  readonly coverage: ModelCoverage | undefined;
+}
+
+function writePictures(folder: string, result: Result): void {
   ensureFolder(folder);
-  const { layers } = result;
+  const { layers, coverage } = result;
+  writeFileAtomic(join(folder, 'selection.json'), `${JSON.stringify(result)}\n`);
+  if (coverage) writeFileAtomic(join(folder, 'coverage.svg'), coverageChart(coverage));
+  if (layers.length === 0) return;
   const selection = lineChart({
     title: 'Selected blocks by distance',
     x: 'distance in blocks',
@@ -121,7 +160,6 @@ function writePictures(folder: string, result: { tokens: number; layers: readonl
       points: layers.map((layer) => [layer.layer, layer.gates[name]] as const),
     })),
   });
-  writeFileAtomic(join(folder, 'selection.json'), `${JSON.stringify(result)}\n`);
   const last = result.tokens - 1;
   const map = densityMap({
     title: 'Blocks selected, by token and block',
@@ -133,6 +171,47 @@ function writePictures(folder: string, result: { tokens: number; layers: readonl
   writeFileAtomic(join(folder, 'selection.svg'), selection);
   writeFileAtomic(join(folder, 'selection-map.svg'), `${map}\n`);
   writeFileAtomic(join(folder, 'gates.svg'), gates);
+}
+
+/** The share of the attention at each distance that was read, mean of the layers. */
+function coverageChart({ layers }: ModelCoverage): string {
+  const names = ['chosen', 'best', 'random'] as const;
+  const bins = layers[0].by_distance.map((_, bin) => layers.map(({ by_distance }) => by_distance[bin]));
+  return lineChart({
+    title: 'Attention covered by the selected blocks',
+    x: 'log2 of the distance in blocks',
+    y: 'share',
+    fromZero: true,
+    series: names.map((name) => ({
+      name,
+      points: bins.map((bin, i) => {
+        const sum = (of: typeof name | 'all') => bin.reduce((total, one) => total + one[of], 0);
+        return [i, sum(name) / sum('all')] as const;
+      }),
+    })),
+  });
+}
+
+function coverageTable({ tokens, layers, n_sel, l_sel }: ModelCoverage): string {
+  const share = (value: number) => (Number.isNaN(value) ? '-' : percent(value));
+  const rows = [
+    ...layers.map((one) => ({ name: String(one.layer), ...one })),
+    { name: 'mean', ...meanCoverage(layers) },
+  ];
+  return [
+    `Attention in ${n_sel} blocks of ${l_sel} tokens, at ${tokens} tokens that have more:`,
+    formatTable(
+      right('layer', 'forced', 'random', 'chosen', 'best', 'of possible'),
+      rows.map(({ name, forced, random, chosen, best }) => [
+        ...[name, share(forced), share(random), share(chosen), share(best)],
+        share((chosen - forced) / (best - forced)),
+      ]),
+    ),
+  ].join('\n');
+}
+
+function percent(value: number): string {
+  return `${(100 * value).toFixed(1)} %`;
 }
 
 function chosenLayer(layers: readonly LayerSelection[], number: number | undefined): LayerSelection {
@@ -170,7 +249,6 @@ function mapOf({ layer, selection_map: { tokens_per_row, share } }: LayerSelecti
 }
 
 function table(layers: readonly LayerSelection[]): string {
-  const percent = (value: number) => `${(100 * value).toFixed(1)} %`;
   return formatTable(
     ['layer', 'cmp', 'sel', 'win', 'mean distance'].map((title) => ({ title, align: 'right' as const })),
     layers.map(({ layer, gates, rate_by_distance: rates }) => {

@@ -1,10 +1,10 @@
 /** `trefoil convert`: a dense model as a sparse one. */
 import type { Command } from 'commander';
-import { parseTrainFlags } from '../../config/flags.js';
+import { FlagSettings } from '../../config/flags.js';
 import type { NsaConfig } from '../../config/schema.js';
 import { UsageError } from '../../errors.js';
 import { convertToSparse, TRAIN_CONFIG } from '../../exchange/convert.js';
-import { locateModel } from '../../infer/load-model.js';
+import { locateModel } from '../../infer/load.js';
 import { type Io, printJson } from '../shared/io.js';
 import {
   addOptions,
@@ -89,7 +89,7 @@ function run(path: string, { out, context, set = [], json }: Options, io: Io): v
 
 /** The keys of `--set`, and the number of blocks that covers the context. */
 function askedSizes(set: readonly string[], context: number | undefined, own: NsaConfig): Partial<NsaConfig> {
-  const { layer } = parseTrainFlags(set.flatMap((text) => ['--set', text]));
+  const { layer } = new FlagSettings().set(...set);
   for (const key of layer.keys())
     if (!key.startsWith('nsa.')) throw new UsageError(`--set ${key}: convert sets keys of nsa only`);
   const entries = [...layer].map(([key, { value }]) => [key.slice('nsa.'.length), value]);

@@ -1,7 +1,7 @@
 /** `trefoil export hf`: a model as a folder that transformers loads. */
 import type { Command } from 'commander';
 import { exportHf } from '../../exchange/export-hf.js';
-import { locateModel } from '../../infer/load-model.js';
+import { locateModel } from '../../infer/load.js';
 import { type Io, printJson } from '../shared/io.js';
 import {
   addOptions,

@@ -1,5 +1,5 @@
 /** A picture in the terminal of the blocks that one token read: a row for each layer and group, a column for each block. */
-import type { BlocksRead } from '../../infer/recall.js';
+import type { BlocksRead } from '../../evaluate/recall.js';
 import type { Styles } from './io.js';
 
 export interface BlockPicture {

@@ -1,7 +1,7 @@
 /** Work that blocks the event loop for long: kernels, and loops over them. */
 import { isMainThread } from 'node:worker_threads';
-import { defaultCompilerOptions } from '../../device/cpu/compile.js';
-import { endOnSignals } from '../../device/cpu/end-on-signals.js';
+import { type CompilerOptions, defaultCompilerOptions } from '../../device/cpu/compile.js';
+import { endWithin as endOnDeadline, endOnSignals } from '../../device/cpu/end-on-signals.js';
 import { UsageError } from '../../errors.js';
 import { CompileProgressLine } from './compile-progress.js';
 
@@ -15,9 +15,10 @@ export function endLine(text: string): string {
  * process at once, whatever it is doing: work that writes files does not belong here.
  */
 export function runBlocking<Result>(work: () => Result): Result {
+  const install = endQuickly();
   const handlers = process.listeners('SIGINT');
-  process.removeAllListeners('SIGINT');
-  const restore = endQuickly();
+  process.removeAllListeners('SIGINT'); // from here to `install()` a signal would end the process without a line
+  const restore = install();
   try {
     return work();
   } finally {
@@ -26,13 +27,25 @@ export function runBlocking<Result>(work: () => Result): Result {
   }
 }
 
-function endQuickly(): () => void {
-  if (!isMainThread) return () => {}; // signals belong to the main thread
+/** After SIGINT or SIGTERM the process has `seconds` to end; then it prints `line` and ends, whatever its threads do. */
+export function endWithin(seconds: number, line: string): void {
+  fromNative((options) => endOnDeadline(seconds, line, options));
+}
+
+function endQuickly(): () => () => void {
+  if (!isMainThread) return () => () => {}; // signals belong to the main thread
+  const texts = { SIGINT: endLine('interrupted'), SIGTERM: endLine('ended by SIGTERM') };
+  // Without a compiler the default action ends the process as fast, without a line.
+  return fromNative((options) => endOnSignals(texts, options)) ?? (() => () => {});
+}
+
+/** Null without a compiler. */
+function fromNative<Result>(work: (options: CompilerOptions) => Result): Result | null {
   const options = { ...defaultCompilerOptions(process.env), progress: new CompileProgressLine(process.stderr) };
   try {
-    return endOnSignals({ SIGINT: endLine('interrupted'), SIGTERM: endLine('ended by SIGTERM') }, options);
+    return work(options);
   } catch (error) {
     if (!(error instanceof UsageError)) throw error;
-    return () => {}; // without a compiler the default action ends the process as fast, without a line
+    return null;
   }
 }

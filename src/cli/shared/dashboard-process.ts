@@ -1,11 +1,14 @@
 /** The dashboard as a process of its own beside a training: the trainer serves no requests. */
 import { type ChildProcess, spawn } from 'node:child_process';
+import type { Socket } from 'node:net';
 import { dirname } from 'node:path';
 import { createInterface } from 'node:readline';
 import { fileURLToPath } from 'node:url';
+
+import { shellQuote } from '../../text.js';
 import type { Io } from './io.js';
 
-/** Runs `work` while the dashboard serves the folder of the run; prints its address as soon as it has one. */
+/** Runs `work` while the dashboard serves the folder of the run; prints its address, and at the end how to see the run again. */
 export async function withDashboard<Result>(
   isWanted: boolean,
   outDir: string,
@@ -14,11 +17,13 @@ export async function withDashboard<Result>(
   work: () => Promise<Result>,
 ): Promise<Result> {
   if (!isWanted) return await work();
-  const child = startDashboardProcess(dirname(outDir), say, io);
+  const dir = dirname(outDir);
+  const child = startDashboardProcess(dir, say, io);
   try {
     return await work();
   } finally {
     child.kill('SIGTERM');
+    say(`the dashboard has ended; see the run again with: npx trefoil dashboard --dir ${shellQuote(dir)}`);
   }
 }
 
@@ -35,8 +40,8 @@ function startDashboardProcess(dir: string, say: (line: string) => void, io: Io)
     say(url === undefined ? line : `dashboard: ${url}`);
   });
   createInterface({ input: child.stderr! }).on('line', (line) => io.warn(`dashboard: ${line}`));
-  // A training that ends does not wait for it.
+  // A training that ends does not wait for it, nor for its pipes.
   child.unref();
-  child.channel?.unref();
+  for (const handle of [child.channel, child.stdout, child.stderr]) (handle as Socket | null)?.unref();
   return child;
 }

@@ -1,8 +1,11 @@
 /** The streams, colours and exit code of a command. They are parameters, so that tests run commands in their process. */
-import { fstatSync } from 'node:fs';
+import { closeSync, fstatSync, openSync } from 'node:fs';
+import { isatty } from 'node:tty';
 import type { Environment } from '../../environment.js';
+import { explainFileError, isDiskError } from '../../files.js';
 import { LiveLine } from '../../live-line.js';
 import { toJson } from '../../run/json.js';
+import { visible } from '../../text.js';
 import { DEFAULT_WIDTH } from './table.js';
 
 export type Stream = NodeJS.WritableStream & { readonly isTTY?: boolean; readonly columns?: number };
@@ -25,6 +28,10 @@ export interface Io {
   readonly width: number;
   /** Exit code of the process. A command sets it when it did its work and the result is negative. */
   exitCode: number;
+  /** Writes to stdout that a full disk refused. They cost the command its exit code 0, unless stdout is a log. */
+  lost: number;
+  /** Whether stdout is the log of work whose result is elsewhere, such as the folder of a run. A command sets it. */
+  isLog: boolean;
 }
 
 export function createIo(stdout: Stream, stderr: Stream, env: Environment): Io {
@@ -36,24 +43,55 @@ export function createIo(stdout: Stream, stderr: Stream, env: Environment): Io {
     stderr,
     err,
     exitCode: 0,
+    lost: 0,
+    isLog: false,
     out: (line) => void stdout.write(`${line}\n`),
-    warn: (text) => err(`${yellow('warning:')} ${text}`),
+    warn: (text) => err(`${yellow('warning:')} ${visible(text)}`),
     style: stylesFor(stdout, env),
     width: (stdout.isTTY && stdout.columns) || DEFAULT_WIDTH,
   };
 }
 
 export function processIo(): Io {
-  for (const stream of [process.stdout, process.stderr]) stream.on('error', ignoreClosedPipe);
-  return createIo(process.stdout, process.stderr, process.env);
+  const io = createIo(process.stdout, process.stderr, process.env);
+  process.stdout.on('error', (error) => countLost(error, io));
+  process.stderr.on('error', ignoreClosedReader);
+  const terminals = [0, 1, 2].filter((descriptor) => isatty(descriptor));
+  process.on('exit', () => releaseClosed(terminals));
+  return io;
 }
 
 /**
- * `trefoil … | head` closes the pipe (EPIPE), a lost connection the terminal (EIO). The command continues: a training run
- * must not end with the reader of its log.
+ * The command continues where its output cannot be written: a training run must not end with the reader of its log, nor
+ * with the disk that its log is on. The stream tries again with the next write.
  */
-export function ignoreClosedPipe(error: NodeJS.ErrnoException): void {
-  if (error.code !== 'EPIPE' && error.code !== 'EIO') throw error;
+export function countLost(error: NodeJS.ErrnoException, io: Io): void {
+  if (hasNoReader(error)) return;
+  if (!isDiskError(error)) throw error;
+  if (io.lost === 0) io.warn(`stdout: ${explainFileError(error)}; the command goes on, and this output is lost`);
+  io.lost += 1;
+}
+
+/** `trefoil … | head` closes the pipe (EPIPE), a lost connection the terminal (EIO). */
+function hasNoReader({ code }: NodeJS.ErrnoException): boolean {
+  return code === 'EPIPE' || code === 'EIO';
+}
+
+/** Warnings have no other place to be reported at. */
+function ignoreClosedReader(error: NodeJS.ErrnoException): void {
+  if (!hasNoReader(error) && !isDiskError(error)) throw error;
+}
+
+/**
+ * At its end Node restores the settings of the terminals it was started on, and aborts (SIGABRT) if one of them was closed.
+ * It leaves out descriptors that are another file by now.
+ */
+function releaseClosed(terminals: readonly number[]): void {
+  for (const descriptor of terminals) {
+    if (isatty(descriptor)) continue;
+    closeSync(descriptor);
+    openSync('/dev/null', 'r+'); // takes the number that was closed: the lowest that is free
+  }
 }
 
 /**

@@ -71,6 +71,16 @@ export function modelOption(): Flag<string> {
   return required('--model <path>', MODEL_PATH);
 }
 
+/** In what type the CPU holds the weights of the model that a command reads. */
+export function weightsOption(): Flag<'file' | 'int8'> {
+  return choice(
+    '--weights <type>',
+    'weights on the CPU: of the type in the file, or in 8 bits',
+    ['file', 'int8'],
+    'file',
+  );
+}
+
 export const MODEL_PATH = 'run folder, checkpoint, model.safetensors, or Hugging Face folder';
 
 type Optional<Flags> = { [Name in keyof Flags]: Flags[Name] extends Flag<infer Value> ? Value : never };
@@ -115,6 +125,13 @@ export function wholeNumber(least: number): (text: string) => number {
 /** `1024,2048,4096` */
 export function wholeNumbers(least: number): (text: string) => number[] {
   return (text) => text.split(',').map((part) => wholeNumber(least)(part.trim()));
+}
+
+/** `0,50,100` */
+export function percentages(text: string): number[] {
+  const values = wholeNumbers(0)(text);
+  if (values.some((value) => value > 100)) throw new InvalidArgumentError('It must be at most 100 percent.');
+  return values;
 }
 
 export function numberFrom(least: number): (text: string) => number {

@@ -2,20 +2,20 @@
 
 import { visible, wrapText } from '../../text.js';
 import { explainRows } from '../../watch/explain.js';
-import { describeRow, type Row } from '../../watch/row.js';
+import { describeRow, type RuleRow } from '../../watch/row.js';
 import type { Io } from './io.js';
 import { formatTable, wrapped } from './table.js';
 
 const MARKS = { green: 'ok', yellow: 'WARN', red: 'FAIL' } as const;
 
 /** Prints the table, an explanation of every rule that is not green, and a summary that starts with `result`. */
-export function printRows(io: Io, rows: readonly Row[], result: string): void {
+export function printRows(io: Io, rows: readonly RuleRow[], result: string): void {
   io.out(rowTable(rows, io));
   for (const line of explainRows(rows)) io.out(wrapText(line, io.width - 2).join('\n  '));
   io.out(`${result}: ${rowSummary(rows)}`);
 }
 
-function rowTable(rows: readonly Row[], { style, width }: Io): string {
+function rowTable(rows: readonly RuleRow[], { style, width }: Io): string {
   return formatTable(
     ['', 'rule', wrapped('value'), wrapped('limit')],
     rows.map((row) => {
@@ -26,8 +26,8 @@ function rowTable(rows: readonly Row[], { style, width }: Io): string {
   ).trimEnd();
 }
 
-function rowSummary(rows: readonly Row[]): string {
-  const count = (level: Row['level']) => rows.filter((row) => row.level === level).length;
+function rowSummary(rows: readonly RuleRow[]): string {
+  const count = (level: RuleRow['level']) => rows.filter((row) => row.level === level).length;
   const warnings = count('yellow');
   return `${count('green')} ok, ${warnings} ${warnings === 1 ? 'warning' : 'warnings'}, ${count('red')} failed`;
 }

@@ -1,5 +1,5 @@
 import { expect, it } from 'vitest';
-import { fitFields, flagLines, formatTable } from './table.js';
+import { fitFields, formatTable } from './table.js';
 
 it('aligns columns and leaves no spaces at the end', () => {
   expect(
@@ -45,14 +45,4 @@ it('wraps the columns that allow it when the table is too wide', () => {
 it('does not count colour codes as width', () => {
   const rows = [['\x1b[31mred\x1b[39m', 'x']];
   expect(formatTable([{ title: 'level' }, { title: 'b' }], rows)).toBe('level  b\n\x1b[31mred\x1b[39m    x\n');
-});
-
-it('puts the meaning of a long flag on a line of its own, in the same column', () => {
-  const lines = flagLines([
-    ['--json', 'as JSON'],
-    ['--a-flag-with-a-long-name <value>', `words ${'word '.repeat(12)}end`],
-  ]).split('\n');
-  expect(lines[0]).toBe('  --json                      as JSON');
-  expect(lines[1]).toBe('  --a-flag-with-a-long-name <value>');
-  expect(lines.slice(2).every((line) => /^ {30}\S.*$/.test(line) && line.length <= 80)).toBe(true);
 });

@@ -90,16 +90,3 @@ export function fitFields(line: string, width: number): string {
   while (fitted.length > width && fitted.includes(' | ')) fitted = fitted.slice(0, fitted.lastIndexOf(' | '));
   return fitted;
 }
-
-/** The flags of a help page: `  --flag <value>  meaning`, the meanings wrapped in a column of their own. */
-export function flagLines(flags: readonly (readonly [flag: string, meaning: string])[]): string {
-  const left = 26;
-  return flags
-    .map(([flag, meaning]) => {
-      const [first, ...rest] = wrapText(meaning, DEFAULT_WIDTH - left - 4);
-      const indent = `\n${' '.repeat(left + 4)}`;
-      const start = flag.length > left ? `  ${flag}${indent}${first}` : `  ${flag.padEnd(left)}  ${first}`;
-      return [start, ...rest].join(indent);
-    })
-    .join('\n');
-}

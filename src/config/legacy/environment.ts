@@ -3,6 +3,7 @@ import type { Environment } from '../../environment.js';
 import { findKey } from '../keys.js';
 import { type Layer, LayerBuilder } from '../layer.js';
 import { hint } from '../suggest.js';
+import { presentKey } from './keys.js';
 import { readTyped, readVariable, refuse, variableOf } from './typed-variable.js';
 import { environmentVariables } from './variables.js';
 
@@ -12,7 +13,8 @@ export { readVariable } from './typed-variable.js';
 export function environmentLayer(env: Environment): Layer {
   const layer = new LayerBuilder();
   for (const variable of environmentVariables) {
-    const value = variable.key === null ? undefined : readTyped(variable, env, findKey(variable.key)?.allowed);
+    const value =
+      variable.key === null ? undefined : readTyped(variable, env, findKey(presentKey(variable.key))?.allowed);
     if (value !== undefined) layer.set(variable.key!, value, `env ${variable.name}`);
   }
   return layer.build();
@@ -29,6 +31,17 @@ export function environmentWarnings(env: Environment): string[] {
       if (variable === undefined) return [`${name}: unknown variable, ignored${hint(name, known)}`];
       return variable.type === 'none' ? [`${name}: no effect; ${variable.meaning}`] : [];
     });
+}
+
+/** The keys that a training does not read: it reads no prompts, except for samples of its text. */
+export const TRAINING_IGNORES = (key: string): boolean => key === 'runtime.prefill_tile';
+
+/** One line with the variables that are set and whose keys a command does not read; empty if there are none. */
+export function unreadVariables(env: Environment, command: string, ignores: (key: string) => boolean): string[] {
+  const names = environmentVariables
+    .filter(({ key, name }) => key !== null && env[name]?.trim() && ignores(presentKey(key)))
+    .map(({ name }) => name);
+  return names.length === 0 ? [] : [`no effect on ${command}: ${names.join(', ')}`];
 }
 
 const DEFAULT_TIMEOUT_MINUTES = 15;

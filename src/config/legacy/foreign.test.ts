@@ -1,7 +1,7 @@
 import { describe, expect, it } from 'vitest';
 import { foreignVariables } from './foreign.js';
 
-/** What the runbooks export besides NSA_*. */
+/** Variables that the runbooks export besides NSA_*. */
 const RUNBOOK = [
   'PYTORCH_CUDA_ALLOC_CONF',
   'TORCH_LOGS',

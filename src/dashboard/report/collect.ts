@@ -1,15 +1,18 @@
 /** Collects the figures and series of a run for a report, from its files. */
+
 import { readSavedConfig } from '../../config/load.js';
+import { parseConfig } from '../../config/parse.js';
 import type { Config } from '../../config/schema.js';
 import { TrefoilError } from '../../errors.js';
-import { statOrUndefined } from '../../files.js';
+import { readText, statOrUndefined } from '../../files.js';
 import { mean, median, quantile } from '../../numbers.js';
 import { readCsv, TRAINING_CSV, VAL_CSV } from '../../run/logs/csv.js';
-import { type Heartbeat, readHeartbeats } from '../../run/logs/heartbeat.js';
+import { countersIn, type Heartbeat, readHeartbeats } from '../../run/logs/heartbeat.js';
 import { sampleHeartbeats } from '../../run/logs/heartbeat-history.js';
 import { readJsonFile, readRun } from '../../run/reader.js';
 import { wallAges } from '../../watch/ages.js';
-import { runState } from '../../watch/state.js';
+import { runState, stateText } from '../../watch/state.js';
+import { CONFIG_BYTES } from '../run-files.js';
 
 /** Points (step, value) of the plots. */
 export interface RunSeries {
@@ -38,7 +41,9 @@ export interface RunReport {
   readonly ms_step: number | null;
   readonly tokens_per_s: number | null;
   readonly mfu: number | null;
+  /** Peak of what the pools held, and of the tensors alone. */
   readonly peak_mem_mib: number | null;
+  readonly peak_tensors_mib: number | null;
   readonly fetch_p50_ms: number | null;
   readonly fetch_p95_ms: number | null;
   readonly gate_entropy_mean: number | null;
@@ -76,16 +81,12 @@ export function collectRun(dir: string): RunReport {
   const of = (name: keyof Heartbeat, from = timed) => from.flatMap((beat) => (beat[name] as number | undefined) ?? []);
   const rate = finite(median(of('toks_per_s')));
   const tokens = config && config.train.seq_len * config.train.batch_size * config.train.accumulate_grad_batches;
-  const counters = Object.fromEntries(
-    Object.entries(last ?? {}).flatMap(([name, value]) =>
-      name.startsWith('fb_') ? [[name.slice(3), value as number]] : [],
-    ),
-  );
+  const counters = last ? Object.fromEntries(countersIn(last)) : {};
   const state = runState(view, wallAges());
   return {
     run: view.name,
     dir: view.dir,
-    state: state.kind === 'ended' ? `ended (${state.how})` : state.kind,
+    state: stateText(state),
     mode: config === null ? 'unknown' : config.model.attention === 'dense' ? 'dense' : config.runtime.selection_kernel,
     S: config?.train.seq_len ?? null,
     batch: config ? config.train.batch_size * config.train.accumulate_grad_batches : null,
@@ -98,6 +99,7 @@ export function collectRun(dir: string): RunReport {
     tokens_per_s: rate,
     mfu: finite(median(of('mfu'))),
     peak_mem_mib: finite(Math.max(...of('gpu_mem_reserved', steps))),
+    peak_tensors_mib: finite(Math.max(...of('gpu_mem_peak', steps))),
     fetch_p50_ms: finite(1000 * median(of('dt_fetch_s'))),
     fetch_p95_ms: finite(1000 * quantile(of('dt_fetch_s'), 0.95)),
     gate_entropy_mean: finite(mean(of('gate_entropy_mean').slice(-POINTS))),
@@ -120,6 +122,7 @@ function allBeats(path: string): Heartbeat[] {
 
 function savedConfig(path: string): Config | null {
   try {
+    readText(path, { links: 'refused', limit: CONFIG_BYTES });
     return readSavedConfig(path);
   } catch (error) {
     if (!(error instanceof TrefoilError)) throw error;
@@ -139,7 +142,9 @@ function deviationsOf({ beats, config, metrics, environment, counters }: Facts):
   const git = environment?.['git'] as { dirty?: boolean } | null | undefined;
   const variables = Object.entries((environment?.['environment'] ?? {}) as Record<string, unknown>);
   const boots = beats.filter(({ msg }) => msg === 'boot').length;
-  const synthetic = beats.filter(({ data }) => data === 'synthetic').length;
+  const synthetic = new Set(
+    beats.flatMap(({ msg, data, step }) => (msg === 'progress' && data === 'synthetic' ? step : [])),
+  ).size;
   const lost = metrics?.['dropped_log_lines'];
   return [
     ...(config === null ? ['config.yaml is missing or cannot be read'] : []),
@@ -155,8 +160,36 @@ function deviationsOf({ beats, config, metrics, environment, counters }: Facts):
     ...(metrics === null ? ['has not ended, or ended without metrics.json'] : []),
     ...Object.entries(counters).flatMap(([name, count]) => (count > 0 ? [`${name}: ${count}`] : [])),
     ...(typeof lost === 'number' && lost > 0 ? [`${lost} log lines were lost`] : []),
-    ...variables.filter(([name]) => name.startsWith('NSA_')).map(([name, value]) => `${name}=${plain(value)}`),
+    ...(config === null ? [] : switchesOf(config)),
+    ...variables.filter(([name]) => /^(NSA_|DDP_SAFE$)/.test(name)).map(([name, value]) => `${name}=${plain(value)}`),
   ];
+}
+
+/** Keys that change which kernels run, what a step costs or what is trained, without changing the plan. */
+const SWITCHES = {
+  runtime: [
+    ...([
+      'fused',
+      'fused_min_len',
+      'selection_kernel',
+      'reference_kernels',
+      'fp8',
+      'deterministic',
+      'cuda_graph',
+    ] as const),
+    ...(['strict_asserts', 'debug_compare', 'debug_timing', 'aux_stats'] as const),
+  ],
+  train: ['ddp_safe', 'wire', 'zero', 'spike_skip'],
+  nsa: ['force_branch', 'force_uniform_gate', 'stopgrad_gates'],
+} as const;
+
+/** The switches that are not at their defaults. */
+function switchesOf(config: Config): string[] {
+  const defaults = parseConfig({});
+  return Object.entries(SWITCHES).flatMap(([section, keys]) => {
+    const [own, usual] = [config, defaults].map((one) => one[section as keyof Config] as Record<string, unknown>);
+    return keys.flatMap((key) => (own[key] === usual[key] ? [] : [`${section}.${key}: ${plain(own[key])}`]));
+  });
 }
 
 /** The loss of every step from the heartbeats; training.csv, with a row every log_every steps, if there are none. */

@@ -11,10 +11,12 @@ import { runPaths } from '../../run/paths.js';
 import type { Thresholds } from '../../watch/thresholds.js';
 import type { ReportRun } from '../answers.js';
 import { webFolder } from '../assets.js';
-import { type ChartData, encodeChartData } from '../chart-data.js';
+import { Buckets } from '../buckets.js';
+import { type ChartData, encodeChartData, type LogName } from '../chart-data.js';
 import { readOverview } from '../overview.js';
+import { ownMetrics } from '../own-metrics.js';
 import { readJson, readRecords } from '../run-files.js';
-import { type LogKind, RunLog } from '../run-log.js';
+import { RunLog } from '../run-log.js';
 import { Runs } from '../runs.js';
 import { escapeXml } from './svg.js';
 
@@ -23,7 +25,7 @@ const CAPACITY = 1024;
 /** Steps at which statistics of attention and samples are shown. */
 const RECORDS = 200;
 
-/** What the page shows of a run. A file that cannot be read is named among its problems. */
+/** Reads the parts of a run that the page shows. A file that cannot be read is named among its problems. */
 export async function reportRun(dir: string, name: string, thresholds: Thresholds): Promise<ReportRun> {
   const runs = new Runs(dir, thresholds);
   const overview = await readOverview(runs, { name, dir: runs.dir });
@@ -40,10 +42,10 @@ export async function reportRun(dir: string, name: string, thresholds: Threshold
       return nothing;
     }
   };
-  const columns = async (kind: LogKind, path: string) => {
+  const columns = async (kind: LogName, path: string) => {
     const log = new RunLog(path, kind, CAPACITY);
     await orNothing(() => log.catchUp(), undefined);
-    return Buffer.from(encodeChartData(withoutEmptyColumns(log.chartData()))).toString('base64');
+    return encode(log.chartData());
   };
   const records = (path: string) => orNothing(async () => thin(await readRecords(path)), []);
   return {
@@ -52,11 +54,16 @@ export async function reportRun(dir: string, name: string, thresholds: Threshold
       heartbeat: await columns('heartbeat', paths.heartbeat(0)),
       training: await columns('training', paths.training),
       val: await columns('val', paths.val),
+      own: encode(await orNothing(() => ownMetrics(paths.ownMetrics), new Buckets([], 1).chartData(0, 0, 0, 0))),
     },
     attention: await records(paths.attention),
     needle: await orNothing(() => readJson(join(runs.dir, 'needle.json')), null),
     samples: await records(paths.samples),
   };
+}
+
+function encode(data: ChartData): string {
+  return Buffer.from(encodeChartData(withoutEmptyColumns(data))).toString('base64');
 }
 
 function withoutEmptyColumns(data: ChartData): ChartData {

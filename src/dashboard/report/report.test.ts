@@ -53,6 +53,29 @@ describe('the loss of a report', () => {
   });
 });
 
+describe('what ran', () => {
+  it('names the kernels, the peak of memory, and every switch that is not at its default', async () => {
+    const dir = recorded('run');
+    const facts = { kernels: 'kernels per branch, cpu fp32', environment: { DDP_SAFE: '1', NSA_LR: '1', CONFIG: 'x' } };
+    writeFileSync(runPaths(dir).env, JSON.stringify(facts));
+    const config = 'runtime: {fused: false, debug_timing: true}\ntrain: {ddp_safe: true}\nnsa: {force_branch: win}\n';
+    writeFileSync(runPaths(dir).config, config);
+    const [run] = buildReport([dir], 'T').runs;
+    const switches = [
+      'runtime.fused: false',
+      'runtime.debug_timing: true',
+      'train.ddp_safe: true',
+      'nsa.force_branch: win',
+    ];
+    expect(run.deviations).toEqual(expect.arrayContaining([...switches, 'DDP_SAFE=1', 'NSA_LR=1']));
+    expect(run.deviations.join()).not.toContain('CONFIG');
+    expect(run.peak_tensors_mib).toBe(900);
+    const out = join(folder.path, 'x.md');
+    await write([dir], 'T', out);
+    expect(readFileSync(out, 'utf8')).toContain('| attention kernels | kernels per branch, cpu fp32 |');
+  });
+});
+
 describe('the HTML file', () => {
   it('is the only file when --out names it, and holds its script and data itself', async () => {
     const out = join(folder.path, 'out', 'mine.html');
@@ -67,6 +90,20 @@ describe('the HTML file', () => {
     expect(chartDataOf(run).columns).not.toContain('mfu');
     expect(html).not.toMatch(/<(link|img|iframe|object)|\bsrc="|@import|url\(/i);
     expect(html).toMatch(/default-src 'none'; script-src 'sha256-[^']*'; style-src 'sha256-[^']*'; base-uri 'none'/);
+  });
+
+  it('is a Markdown or JSON file when --out names one; other files are refused, and nothing is created', async () => {
+    const dir = recorded('run');
+    const at = (name: string) => join(folder.path, 'one', name);
+    expect(await write([dir], 'My report', at('x.md'))).toEqual([at('x.md')]);
+    expect(await write([dir], 'My report', at('x.json'))).toEqual([at('x.json')]);
+    expect(readdirSync(at(''))).toEqual(['x.json', 'x.md']);
+    const markdown = readFileSync(at('x.md'), 'utf8');
+    expect(markdown).toContain('# My report');
+    expect(markdown).not.toContain('.svg');
+    expect(JSON.parse(readFileSync(at('x.json'), 'utf8')).runs).toHaveLength(1);
+    await expect(write([dir], 'T', at('x.pdf'))).rejects.toThrow('a file ending in .html, .md or .json');
+    expect(readdirSync(at(''))).toEqual(['x.json', 'x.md']);
   });
 
   it('draws at most 1024 buckets of a long run, with its spike', async () => {

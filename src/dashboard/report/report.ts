@@ -1,7 +1,7 @@
 /** A report of one or several runs: one HTML file with the dashboard's charts, Markdown with plots as files, and JSON. */
-import { dirname, join, relative } from 'node:path';
+import { dirname, extname, join, relative } from 'node:path';
 import { UsageError } from '../../errors.js';
-import { ensureFolder, fileError, writeFileAtomic } from '../../files.js';
+import { ensureFolder, fileError, namesFile, writeFileAtomic } from '../../files.js';
 import { toJson } from '../../run/json.js';
 import { runPaths } from '../../run/paths.js';
 import type { Thresholds } from '../../watch/thresholds.js';
@@ -54,12 +54,18 @@ export function buildReport(dirs: readonly string[], title: string): Report {
   };
 }
 
+/** The file formats of a report. */
+const FORMATS = ['.html', '.htm', '.md', '.json'];
+
 /**
- * Writes the report and returns the paths of the files. If `out` ends in .html, that one file; else report.html,
- * report.md, report.json and the plots into the folder `out`.
+ * Writes the report and returns the paths of the files. If `out` ends in .html, .md or .json, that one file; else
+ * report.html, report.md, report.json and the plots into the folder `out`.
  */
 export async function writeReport(report: Report, out: string, thresholds: Thresholds): Promise<string[]> {
-  const isFile = /\.html?$/i.test(out);
+  const isFile = namesFile(out);
+  const format = extname(out).toLowerCase();
+  if (isFile && !FORMATS.includes(format))
+    throw new UsageError(`--out ${out}: a report is a folder, or a file ending in .html, .md or .json`);
   const folder = isFile ? dirname(out) : out;
   try {
     ensureFolder(folder);
@@ -71,12 +77,15 @@ export async function writeReport(report: Report, out: string, thresholds: Thres
   const names = uniqueNames(report.runs);
   const runs = await Promise.all(report.runs.map(({ dir }, i) => reportRun(dir, names[i], thresholds)));
   const html = htmlPage(report.title, toHtml(elements), runs);
+  const json = `${toJson(report, 2)}\n`;
+  const one = () =>
+    format === '.md' ? toMarkdown(elements.filter((element) => !isCurves(element))) : format === '.json' ? json : html;
   const files: [string, string][] = isFile
-    ? [[out, html]]
+    ? [[out, one()]]
     : [
         [join(folder, 'report.html'), html],
         [join(folder, 'report.md'), toMarkdown(elements)],
-        [join(folder, 'report.json'), `${toJson(report, 2)}\n`],
+        [join(folder, 'report.json'), json],
         ...plots.map(({ file, svg }): [string, string] => [join(folder, file), `${svg}\n`]),
       ];
   return files.map(([path, content]) => {
@@ -84,6 +93,13 @@ export async function writeReport(report: Report, out: string, thresholds: Thres
     return path;
   });
 }
+
+/** The curves are files of their own, which a single Markdown file does not have. */
+function isCurves(element: DocumentElement): boolean {
+  return 'charts' in element || ('heading' in element && element.heading === CURVES);
+}
+
+const CURVES = 'Curves';
 
 interface Plot {
   readonly file: string;
@@ -142,7 +158,7 @@ function elementsOf(report: Report, plots: readonly Plot[], folder: string): Doc
     { paragraph: `Written ${generated} by trefoil report.` },
     { heading: 'Runs', level: 2 },
     table(
-      ['run', 'state', 'step', 'loss', 'val loss', 'ms/step', 'tok/s', 'mfu', 'peak MiB', 'fetch p50/p95 ms'],
+      ['run', 'state', 'step', 'loss', 'val loss', 'ms/step', 'tok/s', 'mfu', 'peak MiB (tensors)', 'fetch p50/p95 ms'],
       runs.map((run, i) => [
         names[i],
         run.state,
@@ -152,7 +168,7 @@ function elementsOf(report: Report, plots: readonly Plot[], folder: string): Doc
         number(run.ms_step, 1),
         number(run.tokens_per_s, 0),
         run.mfu === null ? '-' : `${(100 * run.mfu).toFixed(1)} %`,
-        number(run.peak_mem_mib, 0),
+        `${number(run.peak_mem_mib, 0)} (${number(run.peak_tensors_mib, 0)})`,
         `${number(run.fetch_p50_ms, 1)} / ${number(run.fetch_p95_ms, 1)}`,
       ]),
     ),
@@ -172,7 +188,7 @@ function elementsOf(report: Report, plots: readonly Plot[], folder: string): Doc
           .join(', ') || '-',
       ]),
     ),
-    { heading: 'Curves', level: 2 },
+    { heading: CURVES, level: 2 },
     { charts: plots },
     { heading: 'Deviations', level: 2 },
     deviations.length > 0 ? { list: deviations } : { paragraph: 'None.' },
@@ -201,6 +217,7 @@ function runElements(run: RunReport, name: string, folder: string): DocumentElem
         `${plain(machine['cpu'])}, ${plain(machine['cores'])} cores, ${plain(machine['memory_mib'])} MiB, ${plain(machine['platform'])}`,
     ],
     ['device', device && `${plain(device['kind'])}: ${plain(device['name'])}`],
+    ['attention kernels', part<string>('kernels')],
     ...(ranks ? [['ranks', `${plain(ranks.world)}, started by ${plain(ranks.launcher)}`] as [string, string]] : []),
     ['versions', versions.map(([key, value]) => `${key} ${plain(value)}`).join(', ')],
     [

@@ -4,6 +4,8 @@ import { wrapText } from '../../text.js';
 export interface Series {
   readonly name: string;
   readonly points: readonly (readonly [x: number, y: number])[];
+  /** The area around the line, such as the range of several runs. */
+  readonly band?: readonly (readonly [x: number, low: number, high: number])[];
 }
 
 export interface Chart {
@@ -13,6 +15,8 @@ export interface Chart {
   readonly series: readonly Series[];
   /** Start the y axis at 0. */
   readonly fromZero?: boolean;
+  /** The x of every point is a logarithm to base 2: the axis shows the powers. */
+  readonly hasPowersOfTwo?: boolean;
 }
 
 const [WIDTH, PLOT_HEIGHT] = [760, 242];
@@ -24,9 +28,10 @@ const ROW = 16;
 /** Estimated width of a character of 12 px bold text. */
 export const CHARACTER = 7.5;
 
-export function lineChart({ title, x, y, series, fromZero = false }: Chart): string {
+export function lineChart({ title, x, y, series, fromZero = false, hasPowersOfTwo = false }: Chart): string {
   const points = series.flatMap((one) => one.points).filter(isFinitePoint);
-  const [xs, ys] = [points.map(([value]) => value), points.map(([, value]) => value)];
+  const bands = series.flatMap(({ band = [] }) => band.flatMap(([, low, high]) => [low, high])).filter(Number.isFinite);
+  const [xs, ys] = [points.map(([value]) => value), [...points.map(([, value]) => value), ...bands]];
   const xAxis = axis(range(xs, false));
   const yAxis = axis(range(ys, fromZero));
   const right = WIDTH - MARGIN.right;
@@ -43,14 +48,22 @@ export function lineChart({ title, x, y, series, fromZero = false }: Chart): str
       const at = coordinate(toY(value));
       return `<path d="M${MARGIN.left} ${at}H${right}" stroke="#ddd"/>${text(MARGIN.left - 8, toY(value) + 4, label(value), 'end')}`;
     }),
-    ...xAxis.ticks.map((value) => text(toX(value), bottom + 18, label(value), 'middle')),
+    ...xAxis.ticks
+      .filter((value) => !hasPowersOfTwo || Number.isInteger(value))
+      .map((value) => text(toX(value), bottom + 18, label(hasPowersOfTwo ? 2 ** value : value), 'middle')),
   ];
-  const lines = series.flatMap(({ points: own }, index) => {
+  const lines = series.flatMap(({ points: own, band = [] }, index) => {
+    const edge = (side: 1 | 2) => band.map((point) => `${coordinate(toX(point[0]))} ${coordinate(toY(point[side]))}`);
+    const area = band.length > 1 ? `M${[...edge(1), ...edge(2).reverse()].join('L')}Z` : '';
     const path = pathOf(own, toX, toY);
     const dots = lonePoints(own).map(
       ([a, b]) => `<circle cx="${coordinate(toX(a))}" cy="${coordinate(toY(b))}" r="3" fill="${colorOf(index)}"/>`,
     );
-    return [path && `<path d="${path}" fill="none" stroke="${colorOf(index)}" stroke-width="1.5"/>`, ...dots];
+    return [
+      area && `<path d="${area}" fill="${colorOf(index)}" fill-opacity="0.18"/>`,
+      path && `<path d="${path}" fill="none" stroke="${colorOf(index)}" stroke-width="1.5"/>`,
+      ...dots,
+    ];
   });
   const empty = points.length === 0 ? text((MARGIN.left + right) / 2, (top + bottom) / 2, 'no data', 'middle') : '';
   return [

@@ -3,7 +3,7 @@ import { mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { parseConfig } from '../../config/parse.js';
 import { toYaml } from '../../config/print.js';
-import { TRAINING_CSV, VAL_CSV } from '../../run/logs/csv.js';
+import { OWN_METRICS_CSV, TRAINING_CSV, VAL_CSV } from '../../run/logs/csv.js';
 import type { HeartbeatFields } from '../../run/logs/heartbeat.js';
 import { openCsv, openHeartbeats } from '../../run/logs/log.js';
 import { runPaths } from '../../run/paths.js';
@@ -58,10 +58,11 @@ export function writeExampleRun(dir: string, options: ExampleOptions): void {
   };
   const training = openCsv(paths.training, TRAINING_CSV);
   const val = openCsv(paths.val, VAL_CSV);
+  const own = openCsv(paths.ownMetrics, OWN_METRICS_CSV);
   const attention: string[] = [];
   const samples: string[] = [];
   write({ step: 0, msg: 'boot', detail: 'new run' });
-  write({ step: 0, msg: 'loader_ready', data: 'fineweb_edu' });
+  write({ step: 0, msg: 'loader_ready', data: 'hub' });
   const gaussian = () => random() + random() + random() - 1.5;
   const one = (step: number) => {
     now += SECONDS_PER_STEP * (0.97 + 0.06 * random());
@@ -77,7 +78,7 @@ export function writeExampleRun(dir: string, options: ExampleOptions): void {
       msg: 'progress',
       loss,
       toks_per_s: 39_000 * (0.985 + 0.02 * random()),
-      data: 'fineweb_edu',
+      data: 'hub',
       dt_fetch_s: 0.002 + 0.002 * random(),
       fetch_p50_ms: 2.1 + 0.3 * random(),
       fetch_p95_ms: 5 + 2 * random(),
@@ -91,7 +92,8 @@ export function writeExampleRun(dir: string, options: ExampleOptions): void {
       sel_k_mean: 14.6,
       sel_k_max: 16,
       sel_pct_at_max: 88,
-      gpu_mem_alloc: 21_800,
+      gpu_mem_alloc: 9_800,
+      gpu_mem_peak: 21_800,
       gpu_mem_reserved: 24_100,
       mfu: 0.41 + 0.01 * random(),
       fb_save_failed: 0,
@@ -99,12 +101,13 @@ export function writeExampleRun(dir: string, options: ExampleOptions): void {
     });
     if (step === 1 || step % 20 === 0) {
       training.write({ step, loss, lr, toks_per_s: 39_000 });
+      own.write({ step, metric: 'recall', value: share });
       attention.push(JSON.stringify(attentionRecord(step, share, layers, random)));
     }
     if (step % Math.ceil(planned / 10) === 0) {
       val.write({ step, val_loss: smooth + 0.06, ppl: Math.exp(smooth + 0.06) });
       write({ step, msg: 'checkpoint', detail: `checkpoints/step-${step}` });
-      write({ step, msg: 'eval', loss: smooth + 0.06 });
+      write({ step, msg: 'eval', val_loss: smooth + 0.06 });
       samples.push(JSON.stringify({ step, ts: now, text: SAMPLES[Math.min(SAMPLES.length - 1, samples.length)] }));
     }
   };
@@ -126,7 +129,7 @@ export function writeExampleRun(dir: string, options: ExampleOptions): void {
   }
   writeFileSync(join(dir, 'attention.jsonl'), `${attention.join('\n')}\n`);
   writeFileSync(join(dir, 'samples.jsonl'), samples.map((line) => `${line}\n`).join(''));
-  for (const writer of [...beats, training, val]) writer.close();
+  for (const writer of [...beats, training, val, own]) writer.close();
 }
 
 function attentionRecord(step: number, share: number, layers: number, random: () => number) {
@@ -144,6 +147,10 @@ function attentionRecord(step: number, share: number, layers: number, random: ()
     collapse: by((depth) => learned * 0.12 * depth ** 3),
     forced: by((depth) => 0.42 - 0.18 * learned * depth),
     neighbours: by((depth) => 0.7 + 0.2 * learned * depth),
+    scorer_loss: by((depth) => 0.6 - 0.4 * learned * depth),
+    coverage: by(() => 0.3 + 0.3 * learned),
+    coverage_forced: by(() => 0.15),
+    coverage_best: by(() => 0.7),
     layers: by((depth) => 0.35 + 0.25 * learned * depth).slice(1),
     distance: Array.from({ length: layers }, (_, layer) =>
       [620, 590, 380, 300, 340 * (1 + learned * layer * 0.1), 260 * (1 + learned * layer * 0.25)].map(Math.round),

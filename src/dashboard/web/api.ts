@@ -1,6 +1,6 @@
 /** Requests to the dashboard's server. */
 
-import type { TraceReaders, TraceText, TraceToken } from '../../infer/trace-view.js';
+import type { TraceReaders, TraceText, TraceToken } from '../../evaluate/trace-view.js';
 import type { AttentionStatistics } from '../../train/observers.js';
 import type { Overview, Table } from '../answers.js';
 import { type ChartData, decodeChartData } from '../chart-data.js';

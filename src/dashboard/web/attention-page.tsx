@@ -1,7 +1,8 @@
 /** The health of sparse attention: gates and selection by layer and over time, and retrieval. */
 import { useMemo, useState } from 'preact/hooks';
 import { type AttentionRecord, api, type NeedleRow } from './api.js';
-import { Chart, type Line, type Range } from './chart.js';
+import { Chart, type Range } from './chart.js';
+import { chartsOf, linesOf } from './curves.js';
 import { number, percent, short, whole } from './format.js';
 import { HeatMap } from './heat-map.js';
 import { RunData } from './run-data.js';
@@ -9,7 +10,7 @@ import { lineColour, useTheme } from './theme.js';
 import { Card, Empty, Legend, Select, useLoaded } from './ui.js';
 
 /** Entropy of three equal gates in nats: the most there is. */
-const MOST_ENTROPY = Math.log(3);
+const MAX_ENTROPY = Math.log(3);
 
 export function AttentionPage({ name }: { readonly name: string }) {
   const { value, error } = useLoaded(name, async () => {
@@ -46,15 +47,17 @@ export function AttentionPage({ name }: { readonly name: string }) {
   );
 }
 
-/** What the files of a run say about its attention. */
+/** Data about attention from the files of a run. */
 export interface AttentionData {
   readonly run: RunData;
   readonly records: readonly AttentionRecord[];
   readonly needle: { readonly rows?: readonly NeedleRow[] } | null;
 }
 
+const GATE_CHARTS = chartsOf('attention');
+
 function hasGates(run: RunData): boolean {
-  return run.points('heartbeat', 'gate_entropy_mean', 'step').y.some((y) => y !== null);
+  return GATE_CHARTS.some(({ curves }) => linesOf(curves, [run], 'step').length > 0);
 }
 
 export function hasAttention({ run, records, needle }: AttentionData): boolean {
@@ -87,7 +90,8 @@ function isRecord(record: AttentionRecord): boolean {
     [entropy, record.collapse, record.cmp, record.sel, record.win].every(
       (values) => isNumbers(values) && values.length === entropy.length && values.length > 0,
     ) &&
-    [forced, neighbours, layers, indices].every(isOptional) &&
+    [forced, neighbours, layers, indices, record.scorer_loss].every(isOptional) &&
+    [record.coverage, record.coverage_forced, record.coverage_best].every(isOptional) &&
     (distance === undefined || (Array.isArray(distance) && distance.every(isNumbers)))
   );
 }
@@ -103,45 +107,17 @@ function needleRows(needle: AttentionData['needle']): NeedleRow[] {
 function GateCharts({ run }: { readonly run: RunData }) {
   const [range, setRange] = useState<Range | null>(null);
   const theme = useTheme();
-  const charts = useMemo(() => {
-    const line = (column: string, label: string, i: number): Line => ({
-      label,
-      colour: lineColour(i),
-      ...run.points('heartbeat', column, 'step'),
-    });
-    return [
-      {
-        title: 'Gate entropy',
-        unit: 'nats, at most 1.10',
-        lines: [line('gate_entropy_mean', 'mean', 0), line('gate_entropy_min', 'smallest', 1)],
-        format: number,
-      },
-      {
-        title: 'Branch shares',
-        format: (value: number) => percent(value),
-        lines: [line('share_cmp', 'compressed', 0), line('share_sel', 'selected', 1), line('share_win', 'window', 2)],
-      },
-      {
-        title: 'Collapsed gates',
-        unit: 'share of tokens and heads',
-        lines: [line('gate_collapse_frac', 'collapsed', 0)],
-        format: (value: number) => percent(value),
-      },
-      { title: 'Selected blocks', unit: 'per token and group', lines: [line('sel_k_mean', 'mean', 0)], format: number },
-    ];
-  }, [run, theme]);
+  const charts = useMemo(
+    () =>
+      GATE_CHARTS.map((spec) => ({ ...spec, lines: linesOf(spec.curves, [run], 'step') })).filter(
+        ({ lines }) => lines.length > 0,
+      ),
+    [run, theme],
+  );
   return (
     <div class="charts">
-      {charts.map(({ title, unit, lines, format }) => (
-        <Chart
-          key={title}
-          {...{ title, lines, range }}
-          {...(unit && { unit })}
-          onRange={setRange}
-          formatX={short}
-          formatY={format}
-          fromZero
-        />
+      {charts.map((spec) => (
+        <Chart key={spec.title} {...{ ...spec, range }} onRange={setRange} formatX={short} formatY={spec.format} />
       ))}
     </div>
   );
@@ -168,7 +144,7 @@ function Layers({ records }: { readonly records: readonly AttentionRecord[] }) {
           title="Gate entropy"
           note="Strong: several branches count. Faint: one has taken over."
           values={map(({ entropy }) => entropy)}
-          scale={[0, MOST_ENTROPY]}
+          scale={[0, MAX_ENTROPY]}
           format={number}
         />
         <HeatMap
@@ -203,6 +179,26 @@ function Layers({ records }: { readonly records: readonly AttentionRecord[] }) {
           scale={[0, mostShare]}
           format={share}
         />
+        {record.coverage_best ? (
+          <HeatMap
+            {...axes}
+            title="Coverage of the choice"
+            note="Attention in the chosen blocks, as a share of the best choice's; forced blocks left out."
+            values={map((one) => coverageOf(one))}
+            scale={[0, 1]}
+            format={share}
+          />
+        ) : null}
+        {record.scorer_loss ? (
+          <HeatMap
+            {...axes}
+            title="Scorer loss"
+            note="Distance of the scores of chosen blocks from their attention, in nats."
+            values={map(({ scorer_loss: losses }) => losses ?? [])}
+            scale={[0, highest(map(({ scorer_loss: losses }) => losses ?? []))]}
+            format={number}
+          />
+        ) : null}
         {record.neighbours ? (
           <HeatMap
             {...axes}
@@ -258,6 +254,11 @@ function Layers({ records }: { readonly records: readonly AttentionRecord[] }) {
       </div>
     </>
   );
+}
+
+/** The share of what there was to choose; NaN where nothing was. */
+function coverageOf({ coverage, coverage_forced: forced, coverage_best: best }: AttentionRecord): number[] {
+  return (coverage ?? []).map((chosen, i) => (chosen - (forced?.[i] ?? 0)) / ((best?.[i] ?? 0) - (forced?.[i] ?? 0)));
 }
 
 function highest(values: readonly (readonly number[])[]): number {

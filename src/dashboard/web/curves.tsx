@@ -1,71 +1,48 @@
 /** The curves of runs and their controls: axis, scale, smoothing, and a zoom that all charts share. Pages and reports use it. */
 import type { ComponentChildren } from 'preact';
 import { useCallback, useMemo, useRef, useState } from 'preact/hooks';
+import { CHARTS, type ChartName, type ChartSpec, SCALARS } from '../../run/metrics.js';
+import type { ChartSource } from '../chart-data.js';
 import { Chart, type Line, markColour, type PlacedMark, type Range } from './chart.js';
 import { clock, number, percent, short, whole } from './format.js';
-import type { Axis, LogName, RunData } from './run-data.js';
+import type { Axis, RunData } from './run-data.js';
 import { lineColour, useTheme } from './theme.js';
 import { Segmented } from './ui.js';
 
-interface CurveSpec {
-  readonly title: string;
-  readonly unit?: string;
-  readonly fromZero?: boolean;
-  /** Can be drawn on a logarithmic axis. */
-  readonly log?: boolean;
-  readonly format: (value: number) => string;
-  readonly curves: readonly {
-    readonly log: LogName;
-    readonly column: string;
-    readonly label: string;
-    readonly dots?: boolean;
-  }[];
+const FORMATS = { number, short, percent: (value: number) => percent(value) };
+
+interface Curve {
+  readonly log: ChartSource;
+  readonly column: string;
+  readonly label: string;
+  /** Evaluations are dots, steps a line. */
+  readonly dots: boolean;
 }
 
-const beat = (column: string, label: string) => ({ log: 'heartbeat' as const, column, label });
+/** A chart of a page and its curves, as the table of metrics defines them. */
+export function chartsOf(page: ChartSpec['page']) {
+  const charts = (Object.entries(CHARTS) as [ChartName, ChartSpec][]).filter(([, spec]) => spec.page === page);
+  return charts.map(([name, { title, unit, log = false, format }]) => ({
+    ...{ title, log, fromZero: !log, format: FORMATS[format], ...(unit && { unit }) },
+    curves: SCALARS.flatMap(({ name: column, log: file, chart }): Curve[] => {
+      const label = chart?.[name];
+      return label === undefined ? [] : [{ log: file as ChartSource, column, label, dots: file === 'val' }];
+    }),
+  }));
+}
 
-const CHARTS: readonly CurveSpec[] = [
-  {
-    title: 'Loss',
-    unit: 'nats per token',
-    log: true,
-    format: number,
-    curves: [beat('loss', 'training'), { log: 'val', column: 'val_loss', label: 'validation', dots: true }],
-  },
-  { title: 'Gradient norm', log: true, format: number, curves: [beat('grad_norm', 'norm')] },
-  { title: 'Learning rate', log: true, format: number, curves: [{ log: 'training', column: 'lr', label: 'rate' }] },
-  { title: 'Throughput', unit: 'tokens/s', fromZero: true, format: short, curves: [beat('toks_per_s', 'tokens/s')] },
-  {
-    title: 'MFU',
-    unit: 'share of the peak',
-    fromZero: true,
-    format: (value) => percent(value),
-    curves: [beat('mfu', 'mfu')],
-  },
-  {
-    title: 'Memory',
-    unit: 'MiB',
-    fromZero: true,
-    format: short,
-    curves: [beat('gpu_mem_alloc', 'allocated'), beat('gpu_mem_reserved', 'reserved')],
-  },
-  {
-    title: 'Fetch time',
-    unit: 'ms',
-    fromZero: true,
-    format: number,
-    curves: [beat('fetch_p50_ms', 'p50'), beat('fetch_p95_ms', 'p95')],
-  },
-  {
-    title: 'Gates',
-    unit: 'share of each branch',
-    fromZero: true,
-    format: (value: number) => percent(value),
-    curves: [beat('share_cmp', 'compressed'), beat('share_sel', 'selected'), beat('share_win', 'window')],
-  },
-];
+const RUN_CHARTS = chartsOf('run');
 
-const MOST_MARKS = 300;
+/** A chart for each metric of the program's own. */
+function ownCharts(runs: readonly RunData[]) {
+  const names = [...new Set(runs.flatMap(({ ownMetrics }) => ownMetrics))];
+  return names.map((name) => ({
+    ...{ title: name, log: true, fromZero: false, format: number, unit: 'own metric' },
+    curves: [{ log: 'own', column: name, label: name, dots: false } as const],
+  }));
+}
+
+const MAX_MARKS = 300;
 export function Curves(props: {
   readonly runs: readonly RunData[];
   /** Changes when the runs have new rows. */
@@ -82,7 +59,10 @@ export function Curves(props: {
   const { range, zoom, detail } = useZoom(runs, axis);
   const theme = useTheme();
   const charts = useMemo(
-    () => CHARTS.map((spec) => ({ spec, lines: linesOf(spec, runs, axis) })).filter(({ lines }) => lines.length > 0),
+    () =>
+      [...RUN_CHARTS, ...ownCharts(runs)]
+        .map((spec) => ({ spec, lines: linesOf(spec.curves, runs, axis) }))
+        .filter(({ lines }) => lines.length > 0),
     [runs, axis, version, detail, theme],
   );
   const marks = useMemo(() => (marked ? marksOf(marked, axis) : []), [marked, axis, version]);
@@ -212,18 +192,17 @@ const DASHES = [
   [2, 3],
 ] as const;
 
-function linesOf({ curves }: CurveSpec, runs: readonly RunData[], axis: Axis): Line[] {
+export function linesOf(curves: readonly Curve[], runs: readonly RunData[], axis: Axis): Line[] {
   const lineCount = curves.filter(({ dots }) => !dots).length;
   const all = runs.flatMap((run, r) =>
     curves.map(({ log, column, label, dots }, c): Line => {
-      if (runs.length === 1)
-        return { label, colour: lineColour(c), dots: dots ?? false, ...run.points(log, column, axis) };
-      // Of several runs each has a colour; its lines differ by their dashes.
+      if (runs.length === 1) return { label, colour: lineColour(c), dots, ...run.points(log, column, axis) };
+      // Each of several runs has a colour; its lines differ by their dashes.
       const isOnlyLine = lineCount === 1 && !dots;
       return {
         label: isOnlyLine ? run.label : `${run.label} ${label}`,
         colour: lineColour(r),
-        dots: dots ?? false,
+        dots,
         ...(c > 0 && !dots && { dash: DASHES[(c - 1) % DASHES.length] }),
         ...run.points(log, column, axis),
       };
@@ -235,7 +214,7 @@ function linesOf({ curves }: CurveSpec, runs: readonly RunData[], axis: Axis): L
 function marksOf(run: RunData, axis: Axis): PlacedMark[] {
   return run.marks
     .filter(({ kind }) => Object.hasOwn(MARKED, kind))
-    .slice(-MOST_MARKS)
+    .slice(-MAX_MARKS)
     .map(({ step, ts, kind, detail }) => ({
       x: run.place(step, ts, axis),
       kind,

@@ -1,4 +1,4 @@
-/** What the playground asks the model for: one generation or one reading at a time. */
+/** Requests of the playground to the model: one generation or one reading at a time. */
 import { useEffect, useRef, useState } from 'preact/hooks';
 import { number, whole } from './format.js';
 import { type GeneratedToken, type GenerationRequest, generate, readText } from './model-api.js';

@@ -18,7 +18,7 @@ interface Props {
   readonly showValues?: boolean;
 }
 
-const MOST_ROW_HEIGHT = 26;
+const MAX_ROW_HEIGHT = 26;
 const LEFT = 44;
 /** Height of the names below the columns of a small table. */
 const COLUMN_NAMES = 20;
@@ -28,7 +28,7 @@ export function HeatMap(props: Props) {
   const theme = useTheme();
   const canvas = useRef<HTMLCanvasElement>(null);
   const [cell, setCell] = useState<readonly [row: number, column: number] | null>(null);
-  const rowHeight = showValues ? 34 : Math.max(6, Math.min(MOST_ROW_HEIGHT, Math.floor(260 / rows.length)));
+  const rowHeight = showValues ? 34 : Math.max(6, Math.min(MAX_ROW_HEIGHT, Math.floor(260 / rows.length)));
   const height = rowHeight * rows.length + (showValues ? COLUMN_NAMES : 0);
 
   useLayoutEffect(() => {

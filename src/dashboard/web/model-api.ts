@@ -1,8 +1,8 @@
 /** Requests to the model behind the playground: the OpenAI API of `trefoil serve`, and live traces. */
-import type { TraceReaders, TraceText, TraceToken } from '../../infer/trace-view.js';
+import type { TraceReaders, TraceText, TraceToken } from '../../evaluate/trace-view.js';
 import { ApiError } from './api.js';
 
-/** What the server has: `runs`, `model`, and `key` if requests to the model need one. */
+/** Features of the server: `runs`, `model`, and `key` if requests to the model need one. */
 export const parts: ReadonlySet<string> = new Set(
   document.querySelector<HTMLMetaElement>('meta[name="trefoil-parts"]')?.content.split(' ') ?? [],
 );
@@ -101,9 +101,9 @@ interface Choice {
   readonly delta?: { readonly content?: string };
   readonly finish_reason: string | null;
   readonly logprobs: {
-    /** Of a chat. */
+    /** Set for a chat. */
     readonly content?: readonly (Listed & { readonly top_logprobs: readonly Listed[] })[];
-    /** Of a completion. */
+    /** Set for a completion. */
     readonly tokens?: readonly string[];
     readonly token_logprobs?: readonly number[];
     readonly top_logprobs?: readonly Readonly<Record<string, number>>[];
@@ -181,7 +181,7 @@ export async function readText(
   throw new ApiError('the server ended without a trace');
 }
 
-/** What the model read, as the reader shows it. */
+/** Fetches which blocks the model read, for the reader. */
 export function liveTrace(id: string, key: string) {
   const get = async <Value>(...rest: (string | number)[]) =>
     (await (await send(['/reader', id, ...rest].join('/'), key)).json()) as Value;

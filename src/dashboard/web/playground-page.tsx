@@ -21,10 +21,11 @@ interface Message extends ChatMessage {
   readonly tokens?: readonly GeneratedToken[];
 }
 
-/** What the playground keeps while other pages are shown. The key is never stored. */
+/** State that the playground keeps while other pages are shown. The key is never stored. */
 export interface Session {
   readonly key: string;
-  readonly mode: 'prompt' | 'chat';
+  /** Null until it is chosen: the page then opens on Chat for a model that has a chat template. */
+  readonly mode: 'prompt' | 'chat' | null;
   readonly prompt: string;
   readonly output: readonly GeneratedToken[];
   readonly system: string;
@@ -35,7 +36,7 @@ export interface Session {
 
 export const NEW_SESSION: Session = {
   key: '',
-  mode: 'prompt',
+  mode: null,
   prompt: 'Once upon a time',
   output: [],
   system: '',
@@ -109,11 +110,12 @@ export function PlaygroundPage({ session, change }: Props) {
 }
 
 function Playground({ session, change, card }: Props & { readonly card: ModelCard }) {
-  const { mode, prompt, output, messages, key } = session;
+  const { prompt, output, messages, key } = session;
+  const mode = session.mode ?? (card.has_chat_template ? 'chat' : 'prompt');
   const run = useGeneration(key);
   const reading = useReading(key);
   const [picked, setPicked] = useState<Picked | null>(null);
-  const isChat = mode === 'chat' && card.has_chat_template;
+  const isChat = mode === 'chat';
 
   const start = (text: string, first: readonly GeneratedToken[] = []) => {
     setPicked(null);

@@ -3,7 +3,7 @@
  * that followed; a block shows the tokens that read it.
  */
 import { useEffect, useMemo, useRef, useState } from 'preact/hooks';
-import type { TraceReaders, TraceText, TraceToken } from '../../infer/trace-view.js';
+import type { TraceReaders, TraceText, TraceToken } from '../../evaluate/trace-view.js';
 import { api } from './api.js';
 import { percent, whole } from './format.js';
 import { lineColour } from './theme.js';
@@ -90,7 +90,7 @@ function isBeside(): boolean {
   return window.matchMedia('(min-width: 1001px)').matches;
 }
 
-/** What is highlighted: the blocks that a token read, or the tokens that read a block. */
+/** The highlighted item: the blocks that a token read, or the tokens that read a block. */
 type Focus = { readonly kind: 'token'; readonly index: number } | { readonly kind: 'block'; readonly index: number };
 
 function Text({ source, text }: { readonly source: TraceSource; readonly text: TraceText }) {

@@ -2,19 +2,19 @@
 import { render } from 'preact';
 import { useEffect, useState } from 'preact/hooks';
 import type { ReportRun } from '../answers.js';
-import { decodeChartData } from '../chart-data.js';
+import { type ChartSource, decodeChartData } from '../chart-data.js';
 import type { AttentionRecord, NeedleRow, Sample } from './api.js';
 import { AttentionParts, hasAttention } from './attention-page.js';
 import { Curves } from './curves.js';
 import { Health, SampleCard } from './panels.js';
-import { type LogName, RunData } from './run-data.js';
+import { RunData } from './run-data.js';
 import { applyTheme, lineColour } from './theme.js';
 import { ThemeSwitch } from './ui.js';
 
 function runData({ name, columns, marks, tokensPerStep }: ReportRun): RunData {
   const run = new RunData(name, {
     columns: (_, { log }) => {
-      const bytes = Uint8Array.from(atob(columns[log as LogName]), (character) => character.charCodeAt(0));
+      const bytes = Uint8Array.from(atob(columns[log as ChartSource]), (character) => character.charCodeAt(0));
       return Promise.resolve(decodeChartData(bytes.buffer));
     },
   });

@@ -1,9 +1,9 @@
 /** The curves of one run in the browser: buckets from the server, and rows that arrived since. */
 import type { Mark } from '../answers.js';
-import { type ChartData, HEARTBEAT_COLUMNS } from '../chart-data.js';
+import { type ChartData, type ChartSource, LOG_COLUMNS } from '../chart-data.js';
 import { api } from './api.js';
 
-/** What is on the x axis. */
+/** Unit of the x axis. */
 export type Axis = 'step' | 'tokens' | 'time';
 
 /** Points of a line: `x` ascends strictly. */
@@ -12,13 +12,11 @@ export interface Points {
   readonly y: readonly (number | null)[];
 }
 
-export type LogName = 'heartbeat' | 'training' | 'val';
-
 /** A row of a stream: step, time, then the heartbeat columns. */
 type StreamRow = readonly (number | null)[];
 
 /** Rows after which the chart is read anew from the server, in buckets. */
-const MOST_LIVE_ROWS = 4000;
+const MAX_LIVE_ROWS = 4000;
 
 export interface RunDataOptions {
   readonly rank?: number;
@@ -35,7 +33,7 @@ export class RunData {
   readonly #columns: typeof api.columns;
   tokensPerStep: number | null = null;
   marks: Mark[] = [];
-  #charts = new Map<LogName, ChartData>();
+  #charts = new Map<ChartSource, ChartData>();
   /** Rows of a zoomed range. */
   #detail: ChartData | null = null;
   #live: StreamRow[] = [];
@@ -49,7 +47,7 @@ export class RunData {
 
   /** Reads all curves. */
   async load(): Promise<void> {
-    const logs: LogName[] = ['heartbeat', ...this.#smallLogs];
+    const logs: ChartSource[] = ['heartbeat', ...this.#smallLogs];
     const charts = await Promise.all(logs.map((log) => this.#columns(this.name, { log, rank: this.rank })));
     this.#charts = new Map(logs.map((log, i) => [log, charts[i]]));
     this.#live = [];
@@ -61,8 +59,13 @@ export class RunData {
   }
 
   /** Rank 0 writes those for all. */
-  get #smallLogs(): LogName[] {
-    return this.rank === 0 ? ['training', 'val'] : [];
+  get #smallLogs(): ChartSource[] {
+    return this.rank === 0 ? ['training', 'val', 'own'] : [];
+  }
+
+  /** Names of the program's own metrics. */
+  get ownMetrics(): readonly string[] {
+    return this.#charts.get('own')?.columns ?? [];
   }
 
   /** The rows of a range of steps, or the whole run. */
@@ -91,12 +94,12 @@ export class RunData {
       if ((row[0] ?? 0) <= last) return false; // a resumed run repeats steps
       this.#live.push(row);
     }
-    return this.#live.length < MOST_LIVE_ROWS;
+    return this.#live.length < MAX_LIVE_ROWS;
   }
 
   /** The newest value of a heartbeat column. */
   latest(column: string): number | null {
-    const at = 2 + (HEARTBEAT_COLUMNS as readonly string[]).indexOf(column);
+    const at = 2 + LOG_COLUMNS.heartbeat.indexOf(column);
     const live = this.#live.at(-1)?.[at];
     if (live !== undefined && live !== null) return live;
     const value = this.#charts.get('heartbeat')?.values.get(column)?.last.at(-1);
@@ -112,7 +115,7 @@ export class RunData {
   }
 
   /** The points of a column. In a zoomed range single rows; elsewhere two extremes per bucket in their order. */
-  points(log: LogName, column: string, axis: Axis): Points {
+  points(log: ChartSource, column: string, axis: Axis): Points {
     const base = this.#charts.get(log);
     const isBeat = log === 'heartbeat';
     const data = (isBeat && this.#detail) || base;

@@ -82,12 +82,12 @@ function Head({
   const figures: (readonly [string, string])[] = [
     ['step', `${whole(run?.lastStep || row.step)}${row.steps ? ` of ${whole(row.steps)}` : ''}`],
     ['loss', number(run?.latest('loss') ?? row.loss)],
-    ['validation', number(row.valLoss)],
-    ['tokens/s', whole(run?.latest('toks_per_s') ?? row.tokensPerSecond)],
+    ['validation', number(row.val_loss)],
+    ['tokens/s', whole(run?.latest('toks_per_s') ?? row.tokens_per_s)],
     ...(run?.latest('mfu') ? [['mfu', percent(run.latest('mfu'))] as const] : []),
     row.state === 'running'
-      ? ['left', duration(row.secondsLeft)]
-      : ['last heartbeat', row.lastBeat ? `${duration(now - row.lastBeat)} ago` : '–'],
+      ? ['left', duration(row.seconds_left)]
+      : ['last heartbeat', row.last_beat ? `${duration(now - row.last_beat)} ago` : '–'],
     ['saved', row.checkpoint === null ? '–' : `step ${whole(row.checkpoint)}`],
   ];
   return (

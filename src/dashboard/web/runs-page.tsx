@@ -3,33 +3,33 @@ import { useEffect, useMemo, useState } from 'preact/hooks';
 import type { RunRow, Table } from '../answers.js';
 import { api } from './api.js';
 import { duration, number, whole } from './format.js';
-import { Empty, runAddress, Sparkline, StatePill, stateName, useNow } from './ui.js';
+import { Empty, runAddress, Sparkline, StatePill, useNow } from './ui.js';
 
-type Key = 'name' | 'state' | 'step' | 'loss' | 'valLoss' | 'tokensPerSecond' | 'secondsLeft' | 'lastBeat' | 'alerts';
+type Key = 'name' | 'state' | 'step' | 'loss' | 'val_loss' | 'tokens_per_s' | 'seconds_left' | 'last_beat' | 'alerts';
 
 const COLUMNS: readonly (readonly [Key, string])[] = [
   ['name', 'Run'],
   ['state', 'State'],
   ['step', 'Step'],
   ['loss', 'Loss'],
-  ['valLoss', 'Validation'],
-  ['tokensPerSecond', 'Tokens/s'],
-  ['secondsLeft', 'Left'],
-  ['lastBeat', 'Heartbeat'],
+  ['val_loss', 'Validation'],
+  ['tokens_per_s', 'Tokens/s'],
+  ['seconds_left', 'Left'],
+  ['last_beat', 'Heartbeat'],
   ['alerts', 'Alerts'],
 ];
 
-const MOST_COMPARED = 6;
+const MAX_COMPARED = 6;
 
 export function RunsPage() {
   const { table, error } = useTable();
   const [search, setSearch] = useState('');
-  const [sort, setSort] = useState<{ key: Key; isDown: boolean }>({ key: 'lastBeat', isDown: true });
+  const [sort, setSort] = useState<{ key: Key; isDown: boolean }>({ key: 'last_beat', isDown: true });
   const [chosen, setChosen] = useState<readonly string[]>([]);
   const now = useNow(1);
   const shown = useMemo(() => {
     const words = search.toLowerCase().split(/\s+/).filter(Boolean);
-    const text = (row: RunRow) => `${row.name} ${stateName(row)} ${row.summary}`.toLowerCase();
+    const text = (row: RunRow) => `${row.name} ${row.status} ${row.summary}`.toLowerCase();
     const found = (table?.runs ?? []).filter((row) => words.every((word) => text(row).includes(word)));
     return found.sort((a, b) => compare(a, b, sort.key) * (sort.isDown ? -1 : 1));
   }, [table, search, sort]);
@@ -51,7 +51,7 @@ export function RunsPage() {
       </Empty>
     );
   const toggle = (name: string) =>
-    setChosen(chosen.includes(name) ? chosen.filter((one) => one !== name) : [...chosen, name].slice(-MOST_COMPARED));
+    setChosen(chosen.includes(name) ? chosen.filter((one) => one !== name) : [...chosen, name].slice(-MAX_COMPARED));
   return (
     <>
       <div class="page-head">
@@ -161,17 +161,17 @@ function TableRow(props: {
         <Sparkline values={row.spark} />
         <span>{number(row.loss)}</span>
       </td>
-      <td class="num col-valLoss" data-label="Validation">
-        {number(row.valLoss)}
+      <td class="num col-val_loss" data-label="Validation">
+        {number(row.val_loss)}
       </td>
-      <td class="num col-tokensPerSecond" data-label="Tokens/s">
-        {whole(row.tokensPerSecond)}
+      <td class="num col-tokens_per_s" data-label="Tokens/s">
+        {whole(row.tokens_per_s)}
       </td>
-      <td class="num col-secondsLeft" data-label="Left">
-        {isRunning ? duration(row.secondsLeft) : '–'}
+      <td class="num col-seconds_left" data-label="Left">
+        {isRunning ? duration(row.seconds_left) : '–'}
       </td>
-      <td class="num col-lastBeat" data-label="Heartbeat">
-        {row.lastBeat === null ? '–' : `${duration(now - row.lastBeat)} ago`}
+      <td class="num col-last_beat" data-label="Heartbeat">
+        {row.last_beat === null ? '–' : `${duration(now - row.last_beat)} ago`}
       </td>
       <td class="col-alerts">
         {row.anomaly ? <span class="alert alert-red">{row.anomaly}</span> : null}
@@ -216,7 +216,7 @@ function useTable(): { table: Table | null; error: string | null } {
 
 function compare(a: RunRow, b: RunRow, key: Key): number {
   if (key === 'name') return a.name.localeCompare(b.name, undefined, { numeric: true });
-  if (key === 'state') return stateName(a).localeCompare(stateName(b));
+  if (key === 'state') return a.status.localeCompare(b.status);
   const value = (row: RunRow) =>
     (key === 'alerts' ? row.alerts.length + row.problems.length : row[key]) ?? Number.NEGATIVE_INFINITY;
   return value(a) - value(b) || a.name.localeCompare(b.name);

@@ -3,12 +3,12 @@ import type { ComponentChildren } from 'preact';
 import { Card } from './ui.js';
 
 const FIELDS = [
-  { name: 'max_tokens', label: 'Maximum tokens', min: 1, max: 100_000, step: 1 },
-  { name: 'temperature', label: 'Temperature', min: 0, max: 5, step: 0.05 },
-  { name: 'top_p', label: 'Top p', min: 0.01, max: 1, step: 0.01 },
-  { name: 'top_k', label: 'Top k (0 = all)', min: 0, max: 100_000, step: 1 },
-  { name: 'min_p', label: 'Min p', min: 0, max: 1, step: 0.01 },
-  { name: 'repetition_penalty', label: 'Repetition penalty', min: 0.1, max: 5, step: 0.05 },
+  { name: 'max_tokens', initial: 256, label: 'Maximum tokens', min: 1, max: 100_000, step: 1 },
+  { name: 'temperature', initial: 0.8, label: 'Temperature', min: 0, max: 5, step: 0.05 },
+  { name: 'top_p', initial: 1, label: 'Top p', min: 0.01, max: 1, step: 0.01 },
+  { name: 'top_k', initial: 0, label: 'Top k (0 = all)', min: 0, max: 100_000, step: 1 },
+  { name: 'min_p', initial: 0, label: 'Min p', min: 0, max: 1, step: 0.01 },
+  { name: 'repetition_penalty', initial: 1, label: 'Repetition penalty', min: 0.1, max: 5, step: 0.05 },
 ] as const;
 
 export type SamplingValues = Readonly<Record<(typeof FIELDS)[number]['name'], number>> & {
@@ -18,16 +18,11 @@ export type SamplingValues = Readonly<Record<(typeof FIELDS)[number]['name'], nu
   readonly stop: string;
 };
 
-export const SAMPLING: SamplingValues = {
-  max_tokens: 256,
-  temperature: 0.8,
-  top_p: 1,
-  top_k: 0,
-  min_p: 0,
-  repetition_penalty: 1,
+export const SAMPLING = {
+  ...Object.fromEntries(FIELDS.map(({ name, initial }) => [name, initial])),
   seed: '',
   stop: '',
-};
+} as SamplingValues;
 
 /** The fields of a request. */
 export function samplingFields({ seed, stop, ...numbers }: SamplingValues): Record<string, unknown> {

@@ -8,27 +8,12 @@ export function runAddress(name: string, ...rest: string[]): string {
   return `#/${['run', name, ...rest].map(encodeURIComponent).join('/')}`;
 }
 
-const STATES: Readonly<Record<RunRow['state'], string>> = {
-  running: 'running',
-  ended: 'ended',
-  gone: 'gone',
-  empty: 'no steps yet',
-  broken: 'broken',
-};
-
-/** A run that ended as planned is done; any other end is named. */
-export function stateName({ state, detail }: Pick<RunRow, 'state' | 'detail'>): string {
-  if (state !== 'ended') return STATES[state];
-  if (detail === 'stop: done') return 'done';
-  return detail.startsWith('halt') ? 'halted' : 'stopped';
-}
-
-export function StatePill({ row }: { readonly row: Pick<RunRow, 'state' | 'detail'> }) {
-  const name = stateName(row);
+export function StatePill({ row }: { readonly row: Pick<RunRow, 'state' | 'status' | 'reason' | 'synthetic'> }) {
   return (
-    <span class={`pill pill-${row.state} pill-${name.replaceAll(' ', '-')}`} title={row.detail}>
+    <span class={`pill pill-${row.state} pill-${row.status.replaceAll(' ', '-')}`} title={row.synthetic ?? row.reason}>
       <i />
-      {name}
+      {row.status}
+      {row.synthetic === null ? '' : ', SYNTHETIC data'}
     </span>
   );
 }

@@ -23,10 +23,10 @@ const options: LoaderOptions = {
   source: 'tokens',
   path: shards,
   tokenizer: 'byte',
-  val_fraction: 0.1,
+  valFraction: 0.1,
   seed: 42,
-  seq_len: 16,
-  batch_size: 3,
+  seqLen: 16,
+  batchSize: 3,
 };
 
 describe('a loader that looks ahead', () => {
@@ -82,8 +82,8 @@ describe('a loader that looks ahead', () => {
       new StreamLoader({
         spec,
         tokenizer: 'byte',
-        seq_len: 32,
-        batch_size: 2,
+        sequenceLength: 32,
+        batchSize: 2,
         workers: 1,
         documentBatch: 16,
         prefetch: true,

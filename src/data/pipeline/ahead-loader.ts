@@ -17,6 +17,7 @@ export class AheadLoader implements Loader {
   readonly tokensPerEpoch: number;
   readonly samplesPerEpoch: number;
   readonly telemetry?: () => LoaderTelemetry;
+  readonly fallBack?: (error: TrefoilError) => void;
   readonly #loader: Loader;
   #early: Early[] = [];
 
@@ -26,6 +27,11 @@ export class AheadLoader implements Loader {
     this.tokensPerEpoch = loader.tokensPerEpoch;
     this.samplesPerEpoch = loader.samplesPerEpoch;
     if (loader.telemetry) this.telemetry = () => loader.telemetry!();
+    if (loader.fallBack)
+      this.fallBack = (error) => {
+        loader.fallBack!(error);
+        this.#early = [];
+      };
   }
 
   get source(): string | undefined {

@@ -15,7 +15,7 @@ export const TOKEN_MASK = DOCUMENT_START - 1;
 export const NO_TOKEN = -1;
 
 /** Consecutive parts without text after which the source is refused. */
-const MOST_EMPTY_TURNS = 1000;
+const MAX_EMPTY_TURNS = 1000;
 
 /** Counters of what was read. Empty documents do not count. */
 export interface LaneCounts {
@@ -92,7 +92,7 @@ export class LaneSamples {
       this.#resumeAt = 0;
       if (!hasTokens && skipped === 0) {
         if (firstTurn < 0) firstTurn = placed.turn;
-        if (placed.turn - firstTurn > MOST_EMPTY_TURNS)
+        if (placed.turn - firstTurn > MAX_EMPTY_TURNS)
           throw new UsageError(`${placed.origin} and what follows it hold only empty documents; check data.text_field`);
         continue;
       }

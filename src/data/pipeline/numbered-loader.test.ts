@@ -1,5 +1,4 @@
 import { describe, expect, it } from 'vitest';
-import { parseConfig } from '../../config/parse.js';
 import { UsageError } from '../../errors.js';
 import { cpuMs } from '../../testing/cpu-time.js';
 import fc from '../../testing/properties.js';
@@ -21,10 +20,10 @@ const options = (change: Partial<LoaderOptions> = {}): LoaderOptions => ({
   source: 'tokens',
   path: byteShards,
   tokenizer: 'byte',
-  val_fraction: 0.1,
+  valFraction: 0.1,
   seed: 42,
-  seq_len: 16,
-  batch_size: 3,
+  seqLen: 16,
+  batchSize: 3,
   ...change,
 });
 
@@ -54,9 +53,9 @@ async function using<Result>(
 const variants: Partial<LoaderOptions>[] = [
   {},
   { shuffle: false },
-  { document_mask: true },
-  { val_fraction: 0 },
-  { source: 'synthetic', path: null, vocab_size: 1000 },
+  { documentMask: true },
+  { valFraction: 0 },
+  { source: 'synthetic', path: null, vocabSize: 1000 },
 ];
 
 describe('resume', () => {
@@ -92,21 +91,30 @@ describe('resume', () => {
   });
 
   it('continues with another number of ranks and another batch size where it was', async () => {
-    const ids = await using({ batch_size: 1 }, (loader) =>
+    const ids = await using({ batchSize: 1 }, (loader) =>
       Array.from({ length: 60 }, () => loader.next().sampleIds).flat(),
     );
-    const state = await using({ batch_size: 6 }, (loader) => {
+    const state = await using({ batchSize: 6 }, (loader) => {
       for (let step = 0; step < 5; step++) loader.next();
       return loader.state();
     });
     const after: number[] = [];
     for (const rank of [0, 1, 2]) {
-      await using({ batch_size: 2, world: 3, rank }, (loader) => {
+      await using({ batchSize: 2, world: 3, rank }, (loader) => {
         loader.restore(state);
         after.push(...loader.next().sampleIds);
       });
     }
     expect(after).toEqual(ids.slice(30, 36));
+  });
+
+  it('keeps the split of a run of an earlier version, which depended on the seed', async () => {
+    const state = await using({ splitSeed: 42 }, (loader) => loader.state());
+    const { split_seed: _, ...earlier } = state as Record<string, unknown>;
+    await using({ splitSeed: 42 }, (loader) => loader.restore(earlier));
+    await expect(using({}, (loader) => loader.restore(earlier))).rejects.toThrow(
+      'split_seed is 1337, but was 42 when this run was saved',
+    );
   });
 
   it('refuses other data, settings and shapes by name', async () => {
@@ -118,9 +126,9 @@ describe('resume', () => {
     await expect(restoring({ path: other })).rejects.toThrow(UsageError);
     await expect(restoring({ path: other })).rejects.toThrow(`data.path: ${other} holds other data than this run`);
     await expect(restoring({ seed: 43 })).rejects.toThrow('seed is 43, but was 42 when this run was saved');
-    await expect(restoring({ seq_len: 8 })).rejects.toThrow('seq_len is 8, but was 16');
+    await expect(restoring({ seqLen: 8 })).rejects.toThrow('seq_len is 8, but was 16');
     await expect(restoring({ shuffle: false })).rejects.toThrow('shuffle is false, but was true');
-    await expect(restoring({ val_fraction: 0.2 })).rejects.toThrow('val_fraction is 0.2, but was 0.1');
+    await expect(restoring({ valFraction: 0.2 })).rejects.toThrow('val_fraction is 0.2, but was 0.1');
     await expect(restoring({}, { ...state, sample: -1 })).rejects.toThrow('checkpoint: data position: sample');
     await expect(restoring({}, null)).rejects.toThrow('checkpoint: data position: value');
     const copy = folder.path('copy');
@@ -129,16 +137,24 @@ describe('resume', () => {
   });
 });
 
+it('sets the same documents aside for every seed of the order, and others for another seed of the split', async () => {
+  const held = (change: Partial<LoaderOptions>) => using(change, (loader) => [...loader.evalBatches(9)].map(contentOf));
+  const order = (change: Partial<LoaderOptions>) => using(change, (loader) => take(loader, 9));
+  expect(await held({ seed: 1 })).toEqual(await held({ seed: 2 }));
+  expect(await order({ seed: 1 })).not.toEqual(await order({ seed: 2 }));
+  expect(await held({ splitSeed: 1 })).not.toEqual(await held({ splitSeed: 2 }));
+});
+
 describe('ranks', () => {
   it('take the same global batches, whatever their number', async () => {
     const global = 12;
     const shape = fc.constantFrom([1, 12, 1], [1, 3, 4], [2, 6, 1], [2, 2, 3], [3, 4, 1], [3, 2, 2]);
-    const reference = await using({ batch_size: global }, (loader) => take(loader, 8) as { sampleIds: number[] }[]);
+    const reference = await using({ batchSize: global }, (loader) => take(loader, 8) as { sampleIds: number[] }[]);
     await fc.assert(
-      fc.asyncProperty(shape, async ([world, batch_size, accumulation]) => {
+      fc.asyncProperty(shape, async ([world, batchSize, accumulation]) => {
         const steps: number[][] = Array.from({ length: 8 }, () => []);
         for (let rank = 0; rank < world; rank++) {
-          await using({ world, rank, batch_size }, (loader) => {
+          await using({ world, rank, batchSize }, (loader) => {
             for (const step of steps) {
               for (let call = 0; call < accumulation; call++) step.push(...loader.next().sampleIds);
             }
@@ -168,7 +184,7 @@ describe('ranks', () => {
 
 describe('content', () => {
   it('is the corpus itself, in order, when nothing is shuffled or set aside', async () => {
-    await using({ shuffle: false, val_fraction: 0, batch_size: 1 }, (loader) => {
+    await using({ shuffle: false, valFraction: 0, batchSize: 1 }, (loader) => {
       for (let sample = 0; sample < loader.samplesPerEpoch; sample++) {
         const batch = loader.next();
         expect([...batch.inputs]).toEqual(stream.slice(sample * 16, sample * 16 + 16));
@@ -186,7 +202,7 @@ describe('content', () => {
       );
       const tokenizer = numberTokenizer(60_000);
       writeShards(path, unique, { ...tokenizer, identity: 'gpt2' });
-      await using({ path, tokenizer: 'gpt2', seq_len: 8, val_fraction: 0.15 }, (loader) => {
+      await using({ path, tokenizer: 'gpt2', seqLen: 8, valFraction: 0.15 }, (loader) => {
         const training = new Set<number>();
         for (let sample = 0; sample < 3 * loader.samplesPerEpoch; sample += 3) {
           const batch = loader.next();
@@ -204,7 +220,7 @@ describe('content', () => {
   });
 
   it('with document masks, cuts exactly behind separators and never predicts across', async () => {
-    await using({ document_mask: true, batch_size: 4 }, (loader) => {
+    await using({ documentMask: true, batchSize: 4 }, (loader) => {
       for (let step = 0; step < 50; step++) {
         const { inputs, targets, cuSeqlens, targetCount } = loader.next();
         const cuts = new Set(cuSeqlens);
@@ -239,7 +255,7 @@ describe('evalBatches', () => {
     const perRank: number[][][] = [];
     let available = 0;
     for (let rank = 0; rank < world; rank++) {
-      await using({ world, rank, batch_size: 4 }, (loader) => {
+      await using({ world, rank, batchSize: 4 }, (loader) => {
         available = loader.validationSamples;
         const batches = [...loader.evalBatches(1000)];
         expect(batches.every((batch) => batch.inputs.length === 64 && batch.sampleIds.length === 4)).toBe(true);
@@ -253,7 +269,7 @@ describe('evalBatches', () => {
   });
 
   it('spreads a small number over all of the validation part', async () => {
-    await using({ val_fraction: 0.4, batch_size: 2 }, (loader) => {
+    await using({ valFraction: 0.4, batchSize: 2 }, (loader) => {
       const ids = samplesOf(loader.evalBatches(3)).flat();
       expect(ids.length).toBe(6);
       expect(new Set(ids).size).toBe(6);
@@ -262,7 +278,7 @@ describe('evalBatches', () => {
   });
 
   it('is endless for synthetic data, and apart from training', async () => {
-    await using({ source: 'synthetic', path: null, vocab_size: 1000 }, (loader) => {
+    await using({ source: 'synthetic', path: null, vocabSize: 1000 }, (loader) => {
       const batches = [...loader.evalBatches(5)];
       expect(batches.length).toBe(5);
       expect([...batches[0].inputs]).not.toEqual([...loader.next().inputs]);
@@ -270,7 +286,7 @@ describe('evalBatches', () => {
   });
 
   it('says what to set when nothing was set aside', async () => {
-    await expect(using({ val_fraction: 0 }, (loader) => loader.evalBatches(1))).rejects.toThrow(
+    await expect(using({ valFraction: 0 }, (loader) => loader.evalBatches(1))).rejects.toThrow(
       'data.val_fraction is 0',
     );
   });
@@ -296,38 +312,37 @@ describe('createLoader', () => {
   });
 
   it.each<[Partial<LoaderOptions>, string]>([
-    [{ seq_len: 0 }, 'train.seq_len: 0 is not allowed'],
-    [{ batch_size: 1.5 }, 'train.batch_size: 1.5 is not allowed'],
+    [{ seqLen: 0 }, 'train.seq_len: 0 is not allowed'],
+    [{ batchSize: 1.5 }, 'train.batch_size: 1.5 is not allowed'],
     [{ seed: -1 }, 'data.seed: -1 is not allowed'],
     [{ rank: 2, world: 2 }, 'rank: 2 is not a whole number from 0 to 1'],
-    [{ vocab_size: 1 }, 'data.vocab_size: 1 is not allowed'],
-    [{ val_fraction: 1 }, 'data.val_fraction: 1 is not allowed'],
+    [{ vocabSize: 1 }, 'data.vocab_size: 1 is not allowed'],
+    [{ valFraction: 1 }, 'data.val_fraction: 1 is not allowed'],
     [{ source: 'synthetic' }, 'data.path: not read by data.source synthetic'],
   ])('refuses %j by name', async (change, message) => {
     await expect(createLoader(options(change))).rejects.toThrow(UsageError);
     await expect(createLoader(options(change))).rejects.toThrow(message);
   });
 
-  it('takes the data section of a config as it is', async () => {
-    const { data, train } = parseConfig({ data: { source: 'tokens', path: byteShards }, train: { seq_len: 16 } });
-    const fromConfig = await createLoader({ ...data, seq_len: train.seq_len });
-    expect(fromConfig.next().inputs).toHaveLength(16);
-    fromConfig.close();
-    const synthetic = await createLoader({ ...parseConfig({}).data });
+  it('has the defaults of a config, and refuses the names of its keys', async () => {
+    const synthetic = await createLoader({});
     expect(synthetic.next().inputs).toHaveLength(2048);
     expect(synthetic.vocabSize).toBe(256);
     synthetic.close();
+    await expect(createLoader({ val_fraction: 0 } as object)).rejects.toThrow(
+      'val_fraction: unknown option; in a program it is valFraction',
+    );
   });
 
   it('opens a streamed source too, and implies the source of a path', async () => {
     const path = folder.write('implied/a.jsonl', `${JSON.stringify({ text: 'words '.repeat(60) })}\n`);
-    const shape = { seq_len: 8, cacheFolder: folder.path('implied-cache') };
-    const jsonl = await createLoader({ path, ...shape, val_fraction: 0 });
+    const shape = { seqLen: 8, cacheFolder: folder.path('implied-cache') };
+    const jsonl = await createLoader({ path, ...shape, valFraction: 0 });
     const streamed = await createLoader({
-      source: 'fineweb_edu_local',
+      source: 'files',
       path,
       ...shape,
-      val_fraction: 0,
+      valFraction: 0,
       shuffle: false,
     });
     await streamed.ready!(1);

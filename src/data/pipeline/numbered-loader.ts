@@ -106,6 +106,7 @@ export class NumberedLoader implements Loader {
     const { data, train } = this.#config;
     const { shuffle } = data;
     const val_fraction = data.val_path === null ? data.val_fraction : 0;
-    return { seed: data.seed ?? train.seed, seq_len: train.seq_len, val_fraction, shuffle };
+    const split = val_fraction > 0 ? { split_seed: data.split_seed } : {};
+    return { seed: data.seed ?? train.seed, seq_len: train.seq_len, val_fraction, ...split, shuffle };
   }
 }

@@ -18,9 +18,9 @@ import { ShardReader } from '../shards/reader.js';
 import { splitCorpus } from '../shards/split.js';
 import { openChats } from '../sources/chats/source.js';
 import { corpusOptions, describeFiles, openCorpus } from '../sources/corpus.js';
-import { NeedleSamples, parseCurriculum } from '../sources/needle-samples.js';
-import { StorySamples } from '../sources/stories/samples.js';
-import { SyntheticSamples } from '../sources/synthetic.js';
+import { NeedleSamples, parseCurriculum } from '../synthetic/needle-samples.js';
+import { StorySamples } from '../synthetic/stories/samples.js';
+import { UniformSamples } from '../synthetic/uniform.js';
 import { checkVocabulary, createTokenizer, type Tokenizer } from '../tokenizer.js';
 
 export interface NumberedSource {
@@ -65,7 +65,7 @@ export async function openNumberedSource(
 function openSynthetic(config: Config, vocabSize: number, evaluate: OpenOptions['evaluate']): NumberedSource {
   const seed = config.data.seed ?? config.train.seed;
   const [train, validation] = (['train', 'validation'] as const).map(
-    (part) => new SyntheticSamples(vocabSize, seed, part),
+    (part) => new UniformSamples(vocabSize, seed, part),
   );
   return { ...endless(config, train, validation, evaluate), vocabSize, identity: `synthetic:${vocabSize}` };
 }
@@ -102,7 +102,7 @@ function openStories(config: Config, tokenizer: Tokenizer, evaluate: OpenOptions
   };
 }
 
-/** What sources without end have in common. */
+/** The common part of sources without end. */
 function endless(
   { data }: Config,
   train: Samples,
@@ -185,7 +185,7 @@ function openStream(
     name: data.path ?? reader.folder,
     tokens: index.tokens,
     documentStarts,
-    seed,
+    seed: data.split_seed,
     valFraction: separate === undefined ? data.val_fraction : 0,
     sequenceLength: train.seq_len,
   });

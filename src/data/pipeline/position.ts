@@ -5,7 +5,7 @@ import { TrefoilError, UsageError } from '../../errors.js';
 
 const Count = z.number().int().min(0);
 
-/** What every position has. Its settings determine what sample number i is. */
+/** Fields of every position. The settings determine what sample number i is. */
 const LoaderState = z.strictObject({
   version: z.literal(1),
   /** Number of the next sample in the order of the run, over all ranks. */
@@ -15,6 +15,8 @@ const LoaderState = z.strictObject({
   seed: z.number(),
   seq_len: z.number(),
   val_fraction: z.number(),
+  /** Absent where nothing is set aside, and in positions of earlier versions, whose split depended on `seed`. */
+  split_seed: z.number().optional(),
   shuffle: z.boolean(),
 });
 /** A JSON value, the same on every rank. */
@@ -27,7 +29,14 @@ const StreamState = LoaderState.extend({
 });
 export type StreamState = z.infer<typeof StreamState>;
 
-export type SampleSettings = Pick<LoaderState, 'seed' | 'seq_len' | 'val_fraction' | 'shuffle'>;
+/** The position of a run whose source failed before it gave anything: the source begins at its start when it is back. */
+export const BEGINNING = { kind: 'beginning' } as const;
+
+export function isBeginning(state: unknown): boolean {
+  return (state as Partial<typeof BEGINNING> | null)?.kind === BEGINNING.kind;
+}
+
+export type SampleSettings = Pick<LoaderState, 'seed' | 'seq_len' | 'val_fraction' | 'split_seed' | 'shuffle'>;
 
 /** The data that a position must belong to. `place` names it in messages. */
 interface Expected {
@@ -62,7 +71,7 @@ function checked<State extends LoaderState>(
         `not ${state.dataset.slice(0, 12)}); use the same data and tokenizer, or start a new run in another folder`,
     );
   for (const [key, now] of Object.entries(settings)) {
-    const before = state[key as keyof SampleSettings];
+    const before = state[key as keyof SampleSettings] ?? (key === 'split_seed' ? state.seed : undefined);
     if (before === now) continue;
     throw new UsageError(
       `${key} is ${now}, but was ${before} when this run was saved, which gives another order of the data; ` +

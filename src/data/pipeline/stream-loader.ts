@@ -25,11 +25,11 @@ import { PipelineWorkers } from './workers.js';
 export interface StreamLoaderOptions {
   readonly spec: CorpusSpec;
   readonly tokenizer: string;
-  readonly seq_len: number;
-  readonly batch_size: number;
-  readonly document_mask?: boolean | undefined;
+  readonly sequenceLength: number;
+  readonly batchSize: number;
+  readonly documentMask?: boolean | undefined;
   /** The model's vocabulary, an upper bound for the tokenizer's. */
-  readonly vocab_size?: number | undefined;
+  readonly vocabulary?: number | undefined;
   readonly workers: number;
   /** Documents that are tokenised between two turns of the event loop. */
   readonly documentBatch: number;
@@ -38,7 +38,7 @@ export interface StreamLoaderOptions {
   readonly queue: number;
   /** Seconds after which a missing batch is an error. */
   readonly timeout: number;
-  /** What `evalBatches` covers: the validation part (default), or the whole source, every target once. */
+  /** The part that `evalBatches` covers: the validation part (default), or the whole source, every target once. */
   readonly evaluate?: 'validation' | 'all' | undefined;
   /** Default 0 of 1. */
   readonly rank?: number | undefined;
@@ -70,9 +70,9 @@ export class StreamLoader implements Loader {
   /** Reads nothing yet: `ready` starts the workers. */
   constructor(options: StreamLoaderOptions) {
     const tokenizer = createTokenizer(options.tokenizer);
-    checkVocabulary(options.tokenizer, tokenizer, options.vocab_size);
+    checkVocabulary(options.tokenizer, tokenizer, options.vocabulary);
     this.#options = options;
-    this.vocabSize = options.vocab_size ?? tokenizer.vocabSize;
+    this.vocabSize = options.vocabulary ?? tokenizer.vocabSize;
     this.#identity = corpusIdentity(options.spec, tokenizer.identity);
     this.#rank = options.rank ?? 0;
     this.#world = options.world ?? 1;
@@ -85,6 +85,15 @@ export class StreamLoader implements Loader {
     this.#cursors = Array.from({ length: lanes }, (_, lane) => (this.#lanes.includes(lane) ? START : null));
   }
 
+  /**
+   * Batches that are kept ready: at least `queue`, and two samples of every lane, so that a lane opens its file well before
+   * its turn. With small batches the lanes decide.
+   */
+  get batchesAhead(): number {
+    const { batchSize, prefetch, spec } = this.#options;
+    return prefetch ? Math.floor((this.#slots() * spec.lanes) / (batchSize * this.#world)) : 0;
+  }
+
   get validationSamples(): number {
     if (!this.#evaluates) return 0;
     return this.#validationEnded ? this.#validation.length : Number.POSITIVE_INFINITY;
@@ -94,12 +103,12 @@ export class StreamLoader implements Loader {
   async start(): Promise<void> {
     if (this.#closed) throw new TrefoilError('the data loader is closed');
     if (this.#pipeline !== undefined) return;
-    const { spec, seq_len, documentBatch, tokenizer, prefetch } = this.#options;
+    const { spec, sequenceLength, documentBatch, tokenizer, prefetch } = this.#options;
     const validationRing = this.#lanes.length;
     const ring = createRing({
       lanes: this.#lanes.length + 1,
       slots: this.#slots(),
-      sequenceLength: seq_len,
+      sequenceLength,
       workers: this.#workerCount,
     });
     const lanes: LaneTask[] = this.#lanes.map((lane, place) => ({
@@ -150,7 +159,7 @@ export class StreamLoader implements Loader {
 
   next(): Batch {
     const pipeline = this.#running();
-    const { batch_size: rows, seq_len: sequenceLength, document_mask: documentMask = false } = this.#options;
+    const { batchSize: rows, sequenceLength, documentMask = false } = this.#options;
     const { lanes } = this.#options.spec;
     const addresses: SampleAddress[] = [];
     const windows: Int32Array[] = [];
@@ -184,8 +193,8 @@ export class StreamLoader implements Loader {
   telemetry(): LoaderTelemetry {
     const pipeline = this.#pipeline;
     if (pipeline === undefined) return { documents: 0, bytes: 0, queueFill: 0 };
-    const { lanes, batch_size } = { ...this.#options.spec, ...this.#options };
-    const perBatch = batch_size * (this.#lanes.length / lanes) * this.#world;
+    const { lanes, batchSize } = { ...this.#options.spec, ...this.#options };
+    const perBatch = batchSize * (this.#lanes.length / lanes) * this.#world;
     const waiting = [...this.#lanes.keys()].reduce((sum, place) => sum + pipeline.available(place), 0);
     return { ...pipeline.counts, queueFill: waiting / perBatch };
   }
@@ -225,7 +234,7 @@ export class StreamLoader implements Loader {
     await this.start();
     const pipeline = this.#pipeline!;
     const place = this.#lanes.length;
-    const samples = batches * this.#options.batch_size * this.#world;
+    const samples = batches * this.#options.batchSize * this.#world;
     while (this.#validation.length < samples && !this.#validationEnded) {
       this.#grantValidation(pipeline, samples);
       await pipeline.until(new Map([[place, 1]]), this.#options.timeout);
@@ -237,7 +246,7 @@ export class StreamLoader implements Loader {
   *evalBatches(count: number): Generator<Batch> {
     if (!this.#evaluates)
       throw new UsageError('data.val_fraction is 0: there is nothing to evaluate on; set it above 0');
-    const { batch_size: rows, seq_len: sequenceLength, document_mask: documentMask = false } = this.#options;
+    const { batchSize: rows, sequenceLength, documentMask = false } = this.#options;
     const perStep = rows * this.#world;
     const kept = this.#readValidation(count * perStep);
     const used = Math.min(kept.length, count * perStep);
@@ -294,16 +303,16 @@ export class StreamLoader implements Loader {
 
   /** Slots per ring, so that all rings together hold the queue. */
   #slots(): number {
-    const { batch_size, queue, prefetch, spec } = this.#options;
-    const perBatch = Math.ceil((batch_size * this.#world) / spec.lanes);
-    return prefetch ? Math.ceil((queue * batch_size * this.#world) / spec.lanes) + 1 : perBatch;
+    const { batchSize, queue, prefetch, spec } = this.#options;
+    const perBatch = Math.ceil((batchSize * this.#world) / spec.lanes);
+    return prefetch ? Math.ceil((queue * batchSize * this.#world) / spec.lanes) + 1 : perBatch;
   }
 
   /** Number of samples that the next batches take from each ring. */
   #needed(batches: number): Map<number, number> {
     const { lanes } = this.#options.spec;
     const needed = new Map<number, number>();
-    const end = this.#sample + batches * this.#options.batch_size * this.#world;
+    const end = this.#sample + batches * this.#options.batchSize * this.#world;
     for (let sample = this.#sample; sample < end; sample++) {
       const place = this.#lanes.indexOf(sample % lanes);
       if (place >= 0) needed.set(place, (needed.get(place) ?? 0) + 1);
@@ -322,8 +331,9 @@ export class StreamLoader implements Loader {
 
   /** Everything besides the tokens that determines sample k. */
   #settings(): SampleSettings {
-    const { seed, valFraction, shuffle } = this.#options.spec;
-    return { seed, seq_len: this.#options.seq_len, val_fraction: valFraction, shuffle };
+    const { seed, splitSeed, valFraction, shuffle } = this.#options.spec;
+    const split = valFraction > 0 ? { split_seed: splitSeed } : {};
+    return { seed, seq_len: this.#options.sequenceLength, val_fraction: valFraction, ...split, shuffle };
   }
 }
 

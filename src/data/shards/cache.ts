@@ -130,14 +130,14 @@ export interface CacheEntry {
   readonly bytes: number;
   /** Milliseconds since 1970. */
   readonly lastUsed: number;
-  /** Of shards. */
+  /** Number of tokens; null for entries that are not shards. */
   readonly tokens: number | null;
   readonly tokenizer: string | null;
 }
 
 const HUB_FOLDER = 'hub';
 
-/** What a cache folder holds, the least recently used first. */
+/** Lists the entries of a cache folder, the least recently used first. */
 export function listCache(root: string): CacheEntry[] {
   const entries = listFolder(root).map((name): CacheEntry => {
     const path = join(root, name);

@@ -13,7 +13,7 @@ import { prepareCorpus } from './prepare.js';
 import { ShardReader } from './reader.js';
 
 const folder = testFolder();
-const plain = { ...hubOptions(''), environment: {}, source: 'fineweb_edu_local' as const, shuffle: false };
+const plain = { ...hubOptions(''), environment: {}, source: 'files' as const, shuffle: false };
 const jsonl = (documents: readonly string[]) => documents.map((text) => `${JSON.stringify({ text })}\n`).join('');
 
 /** All tokens as one text; opening compares all hashes. */

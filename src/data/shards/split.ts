@@ -9,7 +9,7 @@ import { UsageError } from '../../errors.js';
 import { singleRange, type TokenRanges } from '../batch.js';
 import { absorb, Purpose } from '../hash.js';
 
-const LEAST_DOCUMENTS = 50;
+const MIN_DOCUMENTS = 50;
 
 export interface SplitRequest {
   /** Name of the corpus in messages. */
@@ -44,7 +44,7 @@ export function splitCorpus(request: SplitRequest): Split {
 /** Undefined if a side would be too small, or if the chosen documents hold more than twice the fraction. */
 function splitByDocument(request: SplitRequest): Split | undefined {
   const { documentStarts, tokens, valFraction, seed, sequenceLength } = request;
-  if (documentStarts.length < LEAST_DOCUMENTS) return undefined;
+  if (documentStarts.length < MIN_DOCUMENTS) return undefined;
   const start = absorb(absorb(0, Purpose.split), seed);
   const isValidation = (document: number): boolean => absorb(start, document) < valFraction * 2 ** 32;
 

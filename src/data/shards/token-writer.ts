@@ -1,4 +1,6 @@
-/** What the writers of shards and of parts have in common: from the tokens of documents to one stream with separators. */
+/**
+ * The common part of the writers of shards and of parts: from the tokens of documents to one stream with separators.
+ */
 
 import { TrefoilError } from '../../errors.js';
 import type { Tokenizer } from '../tokenizer.js';

@@ -10,6 +10,8 @@ export interface Blob {
   readonly size: number;
   /** The bytes [start, end), exactly. */
   read(start: number, end: number): Promise<Uint8Array>;
+  /** Removes what was read from the cache: it does not parse. */
+  forget?(): Promise<void>;
   close(): Promise<void>;
 }
 
@@ -56,10 +58,18 @@ export class BlobOpener {
   #openRemote({ location, size, identity }: CorpusFile): Blob {
     const http = this.#http;
     if (http === undefined) throw new TrefoilError('a remote file needs settings for HTTP');
+    const keys = new Set<string>();
     return {
       size,
-      read: (start, end) =>
-        this.#cache.get(`${identity} ${start} ${end}`, () => fetchRange(location, { start, end, size }, http)),
+      read: (start, end) => {
+        // Any server may claim any identity: the bytes of one are not used for another.
+        const key = `${new URL(location).host} ${identity} ${start} ${end}`;
+        keys.add(key);
+        return this.#cache.get(key, () => fetchRange(location, { start, end, size }, http));
+      },
+      forget: async () => {
+        for (const key of keys) await this.#cache.drop(key);
+      },
       close: async () => {},
     };
   }

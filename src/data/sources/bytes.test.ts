@@ -34,7 +34,8 @@ describe('readBytes', () => {
     expect(await read(folder.write('twice.zst', twice))).toBe('hello hello hello\n'.repeat(2));
   });
 
-  it.runIf(hasZstandard)('decompresses what the zstd program writes at any level', async () => {
+  it('decompresses what the zstd program writes at any level', async ({ skip }) => {
+    if (!hasZstandard) skip('zstd is not installed (Debian: apt-get install zstd)');
     for (const level of ['-1', '-3', '-19']) {
       expect(await read(folder.write(`level${level}.zst`, compress(lines, level)))).toBe(lines);
     }

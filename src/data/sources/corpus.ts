@@ -16,13 +16,14 @@ import { defaultCacheFolder } from './range-cache.js';
 import type { CorpusFile, CorpusSpec, FileKind } from './spec.js';
 
 export interface CorpusOptions {
-  /** text takes every file as text, jsonl only JSON Lines, fineweb_edu_local each by its name. */
+  /** text takes every file as text, jsonl only JSON Lines, `files` each file by its name. */
   readonly source: (typeof DOCUMENT_SOURCES)[number];
   readonly path?: string | readonly string[] | undefined;
   readonly hub: HubRequest;
   readonly textField: string;
   readonly shuffle: boolean;
   readonly seed: number;
+  readonly splitSeed: number;
   readonly valFraction: number;
   /** Size of the parts that files are cut into; `auto` for preparation; without it, as lanes need them. */
   readonly partBytes?: number | 'auto' | undefined;
@@ -37,8 +38,8 @@ export interface CorpusOptions {
 const WANTED_UNITS = 96;
 const FEW_FILES = 48;
 /** Smaller parts cost more in opening files than they gain. */
-const LEAST_PART_BYTES = 1 << 20;
-const MOST_PART_BYTES = 256 << 20;
+const MIN_PART_BYTES = 1 << 20;
+const MAX_PART_BYTES = 256 << 20;
 const WANTED_PARTS = 256;
 const LONGEST_STALL_MS = 15_000;
 const FIRST_PAUSE_MS = 250;
@@ -46,7 +47,7 @@ const FIRST_PAUSE_MS = 250;
 type Listed = Omit<CorpusFile, 'parts'>;
 
 export async function openCorpus(options: CorpusOptions): Promise<CorpusSpec> {
-  const isHub = options.source === 'fineweb_edu';
+  const isHub = options.source === 'hub';
   const access = isHub ? hubAccess(options.environment) : undefined;
   const giveUpAfterMs = options.timeoutSeconds * 1000;
   const http: HttpOptions | undefined = access && {
@@ -55,10 +56,10 @@ export async function openCorpus(options: CorpusOptions): Promise<CorpusSpec> {
     stallMs: Math.min(LONGEST_STALL_MS, giveUpAfterMs / 3),
     firstPauseMs: FIRST_PAUSE_MS,
   };
-  const { textField, shuffle, seed, valFraction, cache } = options;
+  const { textField, shuffle, seed, splitSeed, valFraction, cache } = options;
   const { listed, skipped } =
     access && http ? { listed: await listHub(options.hub, access, http), skipped: [] } : await listLocal(options);
-  const base = { textField, shuffle, seed, valFraction, ...(http && { http, cache }) };
+  const base = { textField, shuffle, seed, splitSeed, valFraction, ...(http && { http, cache }) };
   const { files, largestBlock } = await shareOut(listed, base, partSize(listed, options.partBytes));
   return { ...base, files, skipped, lanes: laneCount(countUnits(files), largestBlock, shuffle) };
 }
@@ -91,7 +92,7 @@ async function listLocal({ path, source }: CorpusOptions): Promise<{ listed: Lis
 function partSize(listed: readonly Listed[], partBytes: number | 'auto' | undefined): number | undefined {
   if (partBytes !== 'auto') return partBytes;
   const total = listed.reduce((sum, { size }) => sum + size, 0);
-  return Math.min(MOST_PART_BYTES, Math.max(LEAST_PART_BYTES, Math.ceil(total / WANTED_PARTS)));
+  return Math.min(MAX_PART_BYTES, Math.max(MIN_PART_BYTES, Math.ceil(total / WANTED_PARTS)));
 }
 
 function kindOf(path: string, source: CorpusOptions['source']): FileKind | undefined {
@@ -121,7 +122,7 @@ async function shareOut(
     // With many files the first stands for all. Its footer also shows at once whether the column exists.
     const looked = file.kind === 'parquet' && (wanted > 1 || files.length === 0) ? await inspect(file) : undefined;
     largestBlock = Math.max(largestBlock, looked?.largestGroup ?? 0);
-    const most = looked?.groups ?? Math.ceil(file.size / LEAST_PART_BYTES);
+    const most = looked?.groups ?? Math.ceil(file.size / MIN_PART_BYTES);
     const parts = partBytes === undefined ? Math.min(wanted, most) : Math.ceil(file.size / partBytes);
     files.push({ ...file, parts: isSplittable(file) ? Math.max(1, parts) : 1 });
   }
@@ -155,6 +156,7 @@ export function corpusOptions(
     textField: data.text_field,
     shuffle: data.shuffle,
     seed: data.seed ?? train.seed,
+    splitSeed: data.split_seed,
     valFraction: data.val_fraction,
     timeoutSeconds: data.loader_timeout,
     environment,

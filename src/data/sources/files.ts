@@ -12,7 +12,7 @@ export interface SkippedFile {
   readonly reason: string;
 }
 
-/** What happened to the files of a corpus. */
+/** How many files of a corpus were read and skipped. */
 export interface FileReport {
   /** Names of files that are binary. */
   readonly skipped: string[];

@@ -15,6 +15,18 @@ export interface HttpOptions {
   readonly stallMs: number;
   /** Pause before the second attempt; it doubles for each further one. */
   readonly firstPauseMs: number;
+  /** When a small document must be there, however steadily its bytes arrive (`performance.now()`). */
+  readonly deadline?: number;
+}
+
+/** A listing and its pages have this many times the time without a byte. */
+const TOTAL_FACTOR = 5;
+/** A slower download would hold a run for ever, byte by byte. */
+const MIN_BYTES_PER_SECOND = 1024;
+
+/** The same options for requests that all together must be answered within a total time. */
+export function withDeadline(options: HttpOptions): HttpOptions {
+  return { ...options, deadline: performance.now() + TOTAL_FACTOR * options.giveUpAfterMs };
 }
 
 export interface ByteRange {
@@ -64,6 +76,7 @@ export function describeUrl(url: string): string {
 export async function fetchRange(url: string, range: ByteRange, options: HttpOptions): Promise<Uint8Array> {
   const bytes = new Uint8Array(range.end - range.start);
   let received = 0;
+  const started = performance.now();
   await untilDone(url, options, async (progress) => {
     if (received === bytes.length) return;
     const from = range.start + received;
@@ -73,6 +86,11 @@ export async function fetchRange(url: string, range: ByteRange, options: HttpOpt
       const part = chunk.subarray(0, bytes.length - received);
       bytes.set(part, received);
       received += part.length;
+      const allowed = TOTAL_FACTOR * options.giveUpAfterMs + (1000 * received) / MIN_BYTES_PER_SECOND;
+      if (performance.now() - started > allowed)
+        throw new SourceGaveUp(
+          `${describeUrl(url)} gives less than ${MIN_BYTES_PER_SECOND} bytes per second; use another mirror`,
+        );
       if (part.length > 0) progress();
       if (received === bytes.length) return; // ignores surplus bytes
     }
@@ -87,6 +105,8 @@ export async function fetchSmall(
   options: HttpOptions,
 ): Promise<{ text: string; headers: Headers } | undefined> {
   let found: { text: string; headers: Headers } | undefined;
+  const { deadline = withDeadline(options).deadline! } = options;
+  if (performance.now() > deadline) throw tooSlow(url, options);
   await untilDone(url, options, async () => {
     const response = await request(url, options, {});
     if (response.status === 404) return;
@@ -96,6 +116,7 @@ export async function fetchSmall(
     for await (const chunk of body(response, options.stallMs)) {
       chunks.push(chunk);
       length += chunk.length;
+      if (performance.now() > deadline) throw tooSlow(url, options);
       if (length > JSON_LIMIT) throw new SourceGaveUp(`${describeUrl(url)}: an answer of more than 64 MiB; refused`);
     }
     // fetch does not detect every truncated body behind a proxy.
@@ -106,6 +127,13 @@ export async function fetchSmall(
     found = { text: Buffer.concat(chunks).toString('utf8'), headers: response.headers };
   });
   return found;
+}
+
+function tooSlow(url: string, { giveUpAfterMs }: HttpOptions): SourceGaveUp {
+  const seconds = ((TOTAL_FACTOR * giveUpAfterMs) / 1000).toFixed(0);
+  return new SourceGaveUp(
+    `${describeUrl(url)}: its listing is not complete after ${seconds} s; use another mirror, or ${MORE_TIME}`,
+  );
 }
 
 /** The size of a file, for listings without sizes. */

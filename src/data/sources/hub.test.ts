@@ -1,8 +1,10 @@
+import { createServer, type RequestListener } from 'node:http';
+import type { AddressInfo } from 'node:net';
 import { afterEach, describe, expect, it } from 'vitest';
 import { DATASET } from '../testing/corpora.js';
 import { type HubServer, type HubServerOptions, startHub } from '../testing/hub-server.js';
 import { describeUrl, fetchRange, type HttpOptions } from './http.js';
-import { type HubRequest, hubAccess, listDataset } from './hub.js';
+import { globPattern, type HubRequest, hubAccess, listDataset } from './hub.js';
 
 const http: HttpOptions = { giveUpAfterMs: 5000, stallMs: 1000, firstPauseMs: 5 };
 const servers: HubServer[] = [];
@@ -123,5 +125,105 @@ describe('bytes over HTTP', () => {
     });
     expect(performance.now() - started).toBeGreaterThanOrEqual(300);
     expect(server.requests.length).toBeGreaterThan(2);
+  });
+});
+
+describe('a hub that means harm', () => {
+  /** The end of a listing from this server, in words. */
+  async function refusal(answer: RequestListener, limit = 300): Promise<string> {
+    const server = createServer(answer);
+    await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
+    const access = hubAccess({ HF_ENDPOINT: `http://127.0.0.1:${(server.address() as AddressInfo).port}` });
+    const request = { dataset: DATASET, configuration: null, split: 'train', revision: 'main' };
+    const options = { giveUpAfterMs: limit, stallMs: limit, firstPauseMs: 5 };
+    try {
+      return await listDataset(request, access, options).then(
+        (files) => `${files.length} files`,
+        (error: Error) => error.message,
+      );
+    } finally {
+      server.closeAllConnections();
+      server.close();
+    }
+  }
+  const sha = JSON.stringify({ sha: 'a'.repeat(40) });
+
+  it('cannot lead a listing back to itself', async () => {
+    let requests = 0;
+    const text = await refusal((request, response) => {
+      requests++;
+      if (request.url!.includes('/revision/')) response.end(sha);
+      else if (request.url!.includes('README')) response.writeHead(404).end();
+      else response.setHeader('link', `<${request.url}>; rel="next"`).end('[]');
+    });
+    expect(text).toContain('leads back to a page of its own');
+    expect(requests).toBeLessThan(5);
+  });
+
+  it('cannot hold a listing with pages without end, nor with a byte now and then', async () => {
+    const started = performance.now();
+    let page = 0;
+    const endless = await refusal((request, response) => {
+      if (request.url!.includes('/revision/')) response.end(sha);
+      else if (request.url!.includes('README')) response.writeHead(404).end();
+      else response.setHeader('link', `</x/tree/${page++}>; rel="next"`).end('[]');
+    });
+    expect(endless).toMatch(/more than 1000 pages|not complete after 2 s/);
+    const slow = await refusal((_request, response) => {
+      const timer = setInterval(() => response.write(' '), 50);
+      response.on('close', () => clearInterval(timer));
+    });
+    expect(slow).toContain('its listing is not complete after 2 s');
+    expect(performance.now() - started).toBeLessThan(30_000);
+  });
+
+  it('cannot hold a range with a byte now and then', async () => {
+    const server = createServer((_request, response) => {
+      response.writeHead(206, { 'content-range': 'bytes 0-999999/1000000' });
+      const timer = setInterval(() => response.write(' '), 50);
+      response.on('close', () => clearInterval(timer));
+    });
+    await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
+    const url = `http://127.0.0.1:${(server.address() as AddressInfo).port}/x`;
+    const options = { giveUpAfterMs: 300, stallMs: 300, firstPauseMs: 5 };
+    await expect(fetchRange(url, { start: 0, end: 1_000_000 }, options)).rejects.toThrow('bytes per second');
+    server.closeAllConnections();
+    server.close();
+  });
+
+  it('cannot fill the memory with a card', async () => {
+    const names = [...'abcdefghij'];
+    const lines = names.map((name, i) => `${name}: &${name} [${i === 0 ? 'x' : Array(20).fill(`*${names[i - 1]}`)}]`);
+    const text = await refusal((request, response) => {
+      if (request.url!.includes('/revision/')) response.end(sha);
+      else if (request.url!.includes('README')) response.end(`---\n${lines.join('\n')}\n---\n`);
+      else if (request.url!.includes('/tree/')) response.end('[]');
+      else response.writeHead(404).end();
+    }, 2000);
+    expect(text).toContain('has no Parquet files');
+  });
+
+  it('cannot hold a run with a pattern', () => {
+    const started = performance.now();
+    expect(globPattern(`${'*a'.repeat(40)}b`)(`${'a'.repeat(400)}`)).toBe(false);
+    expect(globPattern('**/'.repeat(300))('a/'.repeat(2000))).toBe(true);
+    expect(performance.now() - started).toBeLessThan(5000);
+    expect(() => globPattern('*'.repeat(2000))).toThrow('refused');
+  });
+
+  it.each([
+    ['data/*.parquet', 'data/a.parquet', true],
+    ['data/*.parquet', 'data/a/b.parquet', false],
+    ['data/**', 'data/a/b.parquet', true],
+    ['**/b.parquet', 'b.parquet', true],
+    ['**/b.parquet', 'a/x/b.parquet', true],
+    ['a?c', 'abc', true],
+    ['a?c', 'a/c', false],
+    ['a.c', 'abc', false],
+    ['a*', 'a', true],
+    ['', '', true],
+    ['data/*-0000[1]*', 'data/x-0000[1]y', true],
+  ])('reads %j of %j as %j', (pattern, path, matches) => {
+    expect(globPattern(pattern)(path)).toBe(matches);
   });
 });

@@ -5,9 +5,18 @@ import { parse as parseYaml } from 'yaml';
 import { z } from 'zod';
 import type { Environment } from '../../environment.js';
 import { UsageError } from '../../errors.js';
-import { describeUrl, fetchSize, fetchSmall, type HttpOptions, SourceGaveUp } from './http.js';
+import { describeUrl, fetchSize, fetchSmall, type HttpOptions, SourceGaveUp, withDeadline } from './http.js';
 
 const DEFAULT_ENDPOINT = 'https://huggingface.co';
+
+/** The largest datasets have a hundred thousand files, in pages of a thousand. */
+const MAX_PAGES = 1000;
+const MAX_ENTRIES = 1_000_000;
+/** A card of the hub has some thousand bytes of YAML. */
+const MAX_CARD = 2 ** 18;
+const MAX_PATTERN = 1000;
+/** Converted datasets: each file is asked for its size. */
+const MAX_CONVERTED = 20_000;
 
 export interface HubRequest {
   /** owner/name */
@@ -79,7 +88,8 @@ const Card = z.looseObject({
 type CardConfig = NonNullable<z.infer<typeof Card>['configs']>[number];
 
 /** Lists the files, pinned to one commit, in the order of their names. */
-export async function listDataset(request: HubRequest, access: HubAccess, http: HttpOptions): Promise<HubFile[]> {
+export async function listDataset(request: HubRequest, access: HubAccess, options: HttpOptions): Promise<HubFile[]> {
+  const http = withDeadline(options);
   const { dataset, split } = request;
   if (!/^[\w.-]+\/[\w.-]+$/.test(dataset))
     throw new UsageError(`data.hub_dataset: ${dataset} is not of the form owner/name`);
@@ -99,7 +109,7 @@ export async function listDataset(request: HubRequest, access: HubAccess, http: 
   const files = tree
     .filter(({ type, path }) => type === 'file' && path.endsWith('.parquet'))
     .filter(({ path }) =>
-      patterns === undefined ? inFolder(path, request.configuration) : patterns.some((pattern) => pattern.test(path)),
+      patterns === undefined ? inFolder(path, request.configuration) : patterns.some((matches) => matches(path)),
     )
     .map((entry) => ({
       name: entry.path,
@@ -126,6 +136,8 @@ async function listConverted(
       `data.hub_config: ${dataset} has no Parquet files for configuration ${name}, split ${split}; ` +
         'check data.hub_config and data.hub_split',
     );
+  if (urls.length > MAX_CONVERTED)
+    throw new SourceGaveUp(`${describeUrl(api)}: a listing of more than ${MAX_CONVERTED} files; refused`);
   const sizes = await Promise.all(urls.map((url) => fetchSize(url, http)));
   return urls.map((url, index) => ({
     name: new URL(url).pathname,
@@ -138,7 +150,15 @@ async function listConverted(
 /** All pages of a listing. */
 async function listTree(first: string, http: HttpOptions): Promise<z.infer<typeof Tree>> {
   const entries: z.infer<typeof Tree> = [];
+  const seen = new Set<string>();
   for (let url: string | undefined = first; url !== undefined; ) {
+    if (seen.has(url))
+      throw new SourceGaveUp(`${describeUrl(first)}: its listing leads back to a page of its own; refused`);
+    seen.add(url);
+    if (seen.size > MAX_PAGES || entries.length > MAX_ENTRIES)
+      throw new SourceGaveUp(
+        `${describeUrl(first)}: a listing of more than ${MAX_PAGES} pages or ${MAX_ENTRIES} files; refused`,
+      );
     const page = await fetchSmall(url, http);
     if (page === undefined) throw new SourceGaveUp(`${describeUrl(url)}: the listing is gone (HTTP 404)`);
     entries.push(...parseAnswer(url, page.text, Tree));
@@ -155,11 +175,14 @@ async function listTree(first: string, http: HttpOptions): Promise<z.infer<typeo
 function cardConfigs(readme: string): CardConfig[] {
   const head = /^---\r?\n([\s\S]*?)\r?\n---/.exec(readme)?.[1];
   if (head === undefined) return [];
+  if (head.length > MAX_CARD) throw new SourceGaveUp(`the card of the dataset has ${head.length} characters; refused`);
   try {
-    return Card.parse(parseYaml(head, { logLevel: 'error' })).configs ?? [];
+    // Without aliases, a text of this size cannot become a larger tree.
+    return Card.parse(parseYaml(head, { logLevel: 'error', maxAliasCount: 0, uniqueKeys: false })).configs ?? [];
   } catch (error) {
     // Malformed parts of a card (licence, tags) are ignored. Without configs, folders are the configurations.
-    if (error instanceof z.ZodError || (error as Error).name.startsWith('YAML')) return [];
+    const isMalformed = error instanceof ReferenceError || error instanceof RangeError; // aliases, depth
+    if (isMalformed || error instanceof z.ZodError || (error as Error).name.startsWith('YAML')) return [];
     throw error;
   }
 }
@@ -181,7 +204,7 @@ function chooseConfig(configs: readonly CardConfig[], { dataset, configuration }
   );
 }
 
-function patternsOf({ config_name, data_dir, data_files }: CardConfig, split: string): RegExp[] {
+function patternsOf({ config_name, data_dir, data_files }: CardConfig, split: string): PathTest[] {
   const folder = data_dir === undefined ? '' : `${data_dir.replace(/\/+$/, '')}/`;
   if (data_files === undefined) return [globPattern(`${folder || `${config_name}/`}**`)];
   const bySplit = new Map<string, string[]>();
@@ -199,12 +222,37 @@ function patternsOf({ config_name, data_dir, data_files }: CardConfig, split: st
   return paths.map((path) => globPattern(`${folder}${path}`));
 }
 
-/** `*` stays within a folder, `**` does not. */
-function globPattern(pattern: string): RegExp {
-  const source = pattern
-    .replace(/[.+^$()|[\]{}\\]/g, '\\$&')
-    .replace(/\*\*\/?|\*|\?/g, (wild) => (wild.startsWith('**') ? '.*' : wild === '*' ? '[^/]*' : '[^/]'));
-  return new RegExp(`^${source}$`);
+/** Whether a path matches a pattern. */
+type PathTest = (path: string) => boolean;
+
+/**
+ * `*` stays within a folder, `**` does not. Matched in time of pattern times path: the set of places in the pattern that the
+ * path so far can have reached.
+ */
+export function globPattern(pattern: string): PathTest {
+  if (pattern.length > MAX_PATTERN)
+    throw new SourceGaveUp(`the card of the dataset has a pattern of ${pattern.length} characters; refused`);
+  const parts = pattern.match(/\*\*+\/?|./gsu) ?? [];
+  const isDeep = (part: string) => part.startsWith('**');
+  /** Places that are reached without a character: wildcards may be empty. */
+  const spread = (places: Set<number>): Set<number> => {
+    for (const place of places) if (parts[place]?.startsWith('*')) places.add(place + 1);
+    return places;
+  };
+  return (path) => {
+    let places = spread(new Set([0]));
+    for (const char of path) {
+      const next = new Set<number>();
+      for (const place of places) {
+        const part = parts[place];
+        if (part === undefined) continue;
+        if (isDeep(part) || (part === '*' && char !== '/')) next.add(place);
+        else if (part === char || (part === '?' && char !== '/')) next.add(place + 1);
+      }
+      places = spread(next);
+    }
+    return places.has(parts.length);
+  };
 }
 
 /** Without a card a configuration is a folder, and the default is all files. */

@@ -7,7 +7,7 @@
 import { TextDecoder } from 'node:util';
 import { ExitCode, TrefoilError, UsageError } from '../../errors.js';
 import { readBytes } from './bytes.js';
-import type { Block, PartReader, RawDocument, ReadRequest } from './reader.js';
+import type { DocumentBlock, PartReader, RawDocument, ReadRequest } from './reader.js';
 
 /** A block ends with the line that brings it to this size. */
 const BLOCK_BYTES = 4 << 20;
@@ -95,7 +95,7 @@ async function openCompressed({ file, textField }: ReadRequest): Promise<PartRea
     line = 0;
   };
 
-  const readBlock = async (position: number): Promise<Block | undefined> => {
+  const readBlock = async (position: number): Promise<DocumentBlock | undefined> => {
     await seek(position);
     const documents: RawDocument[] = [];
     for (let bytes = 0; bytes < BLOCK_BYTES && documents.length < BLOCK_LINES; ) {

@@ -1,10 +1,12 @@
 import { spawnSync } from 'node:child_process';
 import { gzipSync } from 'node:zlib';
+import type { FileMetaData } from 'hyparquet';
 import { describe, expect, it } from 'vitest';
+import { TrefoilError } from '../../errors.js';
 import { StreamLoader } from '../pipeline/stream-loader.js';
 import { hubOptions, numberedDocuments, plainLanes, plainSample, rowsOf } from '../testing/corpora.js';
 import { testFolder } from '../testing/folder.js';
-import { parquetFile } from '../testing/parquet.js';
+import { parquetFile, withFooter } from '../testing/parquet.js';
 import { BlobOpener } from './blob.js';
 import { openCorpus } from './corpus.js';
 import { LaneDocuments } from './documents.js';
@@ -14,7 +16,7 @@ import type { CorpusSpec } from './spec.js';
 
 const folder = testFolder();
 const local = (path: string, overrides: object = {}) =>
-  openCorpus({ ...hubOptions(''), environment: {}, source: 'fineweb_edu_local', path, ...overrides });
+  openCorpus({ ...hubOptions(''), environment: {}, source: 'files', path, ...overrides });
 const jsonl = (documents: readonly string[]) =>
   documents.map((text) => `${JSON.stringify({ text, id: 1 })}\n`).join('');
 
@@ -55,8 +57,8 @@ describe('a folder of files', () => {
     const loader = new StreamLoader({
       spec,
       tokenizer: 'byte',
-      seq_len: 32,
-      batch_size: 3,
+      sequenceLength: 32,
+      batchSize: 3,
       workers: 1,
       documentBatch: 4,
       prefetch: true,
@@ -94,6 +96,31 @@ describe('a folder of files', () => {
     await expect(local(path, { textField: 'meta.score' })).rejects.toThrow(/holds no text/);
   });
 
+  it.each<[string, string, (metadata: FileMetaData) => void]>([
+    [
+      '100 million rows in a group',
+      'claims 100000000 rows',
+      ({ row_groups: [group] }) => (group.num_rows = 100_000_000n),
+    ],
+    ['-5 rows in a group', 'claims -5 rows', ({ row_groups: [group] }) => (group.num_rows = -5n)],
+    [
+      'columns in 20,000 levels',
+      'schema is not readable as Parquet',
+      (metadata) => {
+        for (const { columns } of metadata.row_groups)
+          for (const { meta_data } of columns) delete meta_data!.statistics;
+        const level = { name: 'a', num_children: 1, repetition_type: 'OPTIONAL' } as const;
+        metadata.schema.splice(1, 0, ...Array<typeof level>(20_000).fill(level));
+      },
+    ],
+  ])('Parquet that claims %s is refused by name', async (_, message, change) => {
+    const path = folder.write('forged.parquet', withFooter(parquetFile({ documents: ['a', 'b'] }), change));
+    const error = await local(path).catch((refusal: unknown) => refusal);
+    expect(error).toBeInstanceOf(TrefoilError);
+    expect((error as Error).message).toContain(`forged.parquet: `);
+    expect((error as Error).message).toContain(message);
+  });
+
   it.each([
     ['no documents at all', [], /no documents to train on|not readable|empty/],
     ['empty documents only', ['', '', null], /only empty documents/],
@@ -102,8 +129,8 @@ describe('a folder of files', () => {
     const loader = new StreamLoader({
       spec: await local(path),
       tokenizer: 'byte',
-      seq_len: 8,
-      batch_size: 1,
+      sequenceLength: 8,
+      batchSize: 1,
       workers: 1,
       documentBatch: 4,
       prefetch: true,

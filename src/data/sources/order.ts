@@ -85,7 +85,7 @@ export class CorpusOrder {
   /** Whether a document belongs to validation. Depends on its place only, so it is the same in every epoch. */
   isValidation(unit: Unit, position: number, row: number): boolean {
     if (this.spec.valFraction === 0) return false;
-    const start = absorb(absorb(0, Purpose.split), this.spec.seed);
+    const start = absorb(absorb(0, Purpose.split), this.spec.splitSeed);
     return absorb(absorb(absorb(start, unit.index), position), row) < this.spec.valFraction * 2 ** 32;
   }
 

@@ -16,6 +16,8 @@ import type { PartReader, RawDocument, ReadRequest } from './reader.js';
 
 /** The first request. Covers the footer of most files: a thousand row groups take some hundred kilobytes. */
 const FOOTER_BYTES = 1 << 19;
+/** A group is held in memory, one place per row, before its bytes show whether the rows are there. */
+const MAX_GROUP_ROWS = 1 << 24;
 
 // Documents stay bytes until they are tokenised: a block takes half the memory, and skipped documents are not decoded.
 const parsers = { stringFromBytes: (bytes: Uint8Array) => bytes };
@@ -24,8 +26,12 @@ export async function openParquet({ file, part, textField, opener }: ReadRequest
   const blob = await opener.open(file);
   try {
     const buffer = asyncBuffer(blob);
-    const metadata = await opener.remember(file, () => decode(file.name, 'footer', () => readFooter(buffer)));
-    const { column, path } = findText(file.name, metadata, textField);
+    const metadata = await opener.remember(file, () =>
+      decode(file.name, blob, 'footer', () => readFooter(file.name, buffer)),
+    );
+    const { column, path } = await decode(file.name, blob, 'schema', async () =>
+      findText(file.name, metadata, textField),
+    );
     const groups = metadata.row_groups.length;
     const first = Math.floor((part * groups) / file.parts);
     const end = Math.floor(((part + 1) * groups) / file.parts);
@@ -34,7 +40,7 @@ export async function openParquet({ file, part, textField, opener }: ReadRequest
       async read(position) {
         const group = first + position;
         if (group >= end) return undefined;
-        const values = await decode(file.name, `row group ${group}`, () =>
+        const values = await decode(file.name, blob, `row group ${group}`, () =>
           readColumn(buffer, metadata, column, starts[group], starts[group + 1]),
         );
         return { documents: values.map((value) => pick(value, path, file.name)), next: position + 1 };
@@ -52,8 +58,8 @@ export async function inspectParquet(request: ReadRequest): Promise<{ groups: nu
   const { file, textField, opener } = request;
   const blob = await opener.open(file);
   try {
-    const metadata = await decode(file.name, 'footer', () => readFooter(asyncBuffer(blob)));
-    const { column } = findText(file.name, metadata, textField);
+    const metadata = await decode(file.name, blob, 'footer', () => readFooter(file.name, asyncBuffer(blob)));
+    const { column } = await decode(file.name, blob, 'schema', async () => findText(file.name, metadata, textField));
     const sizes = metadata.row_groups.map((group) =>
       group.columns
         .filter((chunk) => chunk.meta_data?.path_in_schema[0] === column)
@@ -65,8 +71,14 @@ export async function inspectParquet(request: ReadRequest): Promise<{ groups: nu
   }
 }
 
-function readFooter(buffer: AsyncBuffer): Promise<FileMetaData> {
-  return parquetMetadataAsync(buffer, { initialFetchSize: FOOTER_BYTES, geoparquet: false });
+async function readFooter(name: string, buffer: AsyncBuffer): Promise<FileMetaData> {
+  const metadata = await parquetMetadataAsync(buffer, { initialFetchSize: FOOTER_BYTES, geoparquet: false });
+  for (const [index, { num_rows: rows }] of metadata.row_groups.entries())
+    if (rows < 0 || rows > MAX_GROUP_ROWS)
+      throw new UsageError(
+        `${name}: row group ${index} claims ${rows} rows, the limit is ${MAX_GROUP_ROWS}; write it with smaller row groups`,
+      );
+  return metadata;
 }
 
 function groupStarts({ row_groups }: FileMetaData): number[] {
@@ -139,12 +151,13 @@ function asyncBuffer(blob: Blob): AsyncBuffer {
   };
 }
 
-/** Turns the library's errors about damaged bytes into an error that names the file. */
-async function decode<Value>(name: string, what: string, run: () => Promise<Value>): Promise<Value> {
+/** Turns the library's errors about damaged bytes into an error that names the file; such bytes are not kept. */
+async function decode<Value>(name: string, blob: Blob, what: string, run: () => Promise<Value>): Promise<Value> {
   try {
     return await run();
   } catch (error) {
     if (error instanceof TrefoilError || (error as NodeJS.ErrnoException).syscall !== undefined) throw error;
+    await blob.forget?.();
     throw new SourceGaveUp(`${name}: ${what} is not readable as Parquet: ${(error as Error).message}`, {
       cause: error,
     });

@@ -29,12 +29,21 @@ export class RangeCache {
   /** The cached bytes of `key`, or those that `fetch` returns, which are then cached. */
   async get(key: string, fetch: () => Promise<Uint8Array>): Promise<Uint8Array> {
     if (this.#limit === 0) return fetch();
-    const path = join(this.#folder, createHash('sha256').update(key).digest('hex'));
+    const path = this.#pathOf(key);
     const kept = await readKept(path);
     if (kept !== undefined) return kept;
     const bytes = await fetch();
     await this.#keep(path, bytes);
     return bytes;
+  }
+
+  /** Removes the bytes of `key`. */
+  async drop(key: string): Promise<void> {
+    if (this.#limit > 0) await rm(this.#pathOf(key), { force: true });
+  }
+
+  #pathOf(key: string): string {
+    return join(this.#folder, createHash('sha256').update(key).digest('hex'));
   }
 
   /** Ignores write errors: the bytes are in memory already. */

@@ -12,7 +12,7 @@ import { openText } from './text.js';
 /** A document: text, or UTF-8 bytes that are decoded when the document is used, which keeps blocks small. */
 export type RawDocument = string | Uint8Array;
 
-export interface Block {
+export interface DocumentBlock {
   readonly documents: readonly RawDocument[];
   /** Position of the block after it. */
   readonly next: number;
@@ -28,7 +28,7 @@ export interface Block {
 
 export interface PartReader {
   /** The block at a position (0 is the first); undefined after the last. */
-  read(position: number): Promise<Block | undefined>;
+  read(position: number): Promise<DocumentBlock | undefined>;
   close(): Promise<void>;
 }
 

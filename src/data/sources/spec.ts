@@ -15,7 +15,7 @@ export interface CorpusFile {
   readonly size: number;
   /** Equal for equal content, as far as metadata shows. */
   readonly identity: string;
-  /** Of local files: time of change in nanoseconds. Not part of the identity. */
+  /** Time of change of a local file, in nanoseconds. Not part of the identity. */
   readonly modified?: string;
   /** Parts that can be read independently; 1 for a file that can only be read from its start. */
   readonly parts: number;
@@ -34,5 +34,7 @@ export interface CorpusSpec {
   readonly lanes: number;
   readonly shuffle: boolean;
   readonly seed: number;
+  /** Chooses the validation documents. */
+  readonly splitSeed: number;
   readonly valFraction: number;
 }

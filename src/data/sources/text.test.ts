@@ -4,15 +4,15 @@ import fc from '../../testing/properties.js';
 import { testFolder } from '../testing/folder.js';
 import { createGpt2Tokenizer } from '../tokenizers/gpt2.js';
 import { BlobOpener } from './blob.js';
-import type { Block } from './reader.js';
+import type { DocumentBlock } from './reader.js';
 import { cutText, openText, PIECE_LENGTH } from './text.js';
 
 const folder = testFolder();
 
-async function read(path: string, blockLength?: number): Promise<Block[]> {
+async function read(path: string, blockLength?: number): Promise<DocumentBlock[]> {
   const file = { kind: 'text', name: path, location: path, size: 1, identity: '', parts: 1 } as const;
   const reader = await openText({ file, part: 0, textField: '', opener: new BlobOpener({}) }, blockLength);
-  const blocks: Block[] = [];
+  const blocks: DocumentBlock[] = [];
   for (let block = await reader.read(0); block !== undefined; block = await reader.read(block.next)) blocks.push(block);
   await reader.close();
   return blocks;

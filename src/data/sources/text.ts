@@ -1,7 +1,7 @@
 /** Plain text: a file is one document, decompressed if its name says so. Also the cutting of long texts into pieces. */
 
 import { readBytes } from './bytes.js';
-import type { Block, PartReader, ReadRequest } from './reader.js';
+import type { DocumentBlock, PartReader, ReadRequest } from './reader.js';
 
 /** Texts longer than this are tokenised in pieces, so memory does not grow with the largest file. */
 export const PIECE_LENGTH = 1 << 20;
@@ -11,7 +11,7 @@ const INSPECTED_BYTES = 1 << 16;
 // Invalid bytes of a text become U+FFFD. Compressed and other binary data without a NUL byte is mostly invalid; text in
 // an 8-bit encoding has a few percent, and a short text may have only a few characters besides.
 const INVALID_SHARE = 0.3;
-const LEAST_INVALID = 16;
+const MIN_INVALID = 16;
 const REPLACEMENT = '\uFFFD';
 const REPLACEMENT_BYTES = Buffer.from(REPLACEMENT);
 
@@ -19,7 +19,7 @@ const REPLACEMENT_BYTES = Buffer.from(REPLACEMENT);
 const SPACE = /\p{White_Space}/u;
 
 export async function openText({ file }: ReadRequest, blockLength = BLOCK_LENGTH): Promise<PartReader> {
-  let blocks: AsyncGenerator<Block> | undefined;
+  let blocks: AsyncGenerator<DocumentBlock> | undefined;
   let position = 0;
   return {
     async read(wanted) {
@@ -41,7 +41,7 @@ export async function openText({ file }: ReadRequest, blockLength = BLOCK_LENGTH
   };
 }
 
-async function* textBlocks(path: string, blockLength: number): AsyncGenerator<Block> {
+async function* textBlocks(path: string, blockLength: number): AsyncGenerator<DocumentBlock> {
   const decoder = new TextDecoder('utf-8', { ignoreBOM: true });
   let text = '';
   let replaced = 0;
@@ -91,7 +91,7 @@ function looksBinary(start: Uint8Array): boolean {
   // `stream` leaves out a character that the end of the inspected part cuts in two.
   const text = new TextDecoder('utf-8').decode(start, { stream: true });
   const invalid = countReplaced(text, start);
-  return invalid >= LEAST_INVALID && invalid > INVALID_SHARE * text.length;
+  return invalid >= MIN_INVALID && invalid > INVALID_SHARE * text.length;
 }
 
 /**

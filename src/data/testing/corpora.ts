@@ -12,11 +12,12 @@ export const DATASET = 'owner/corpus';
 
 export function hubOptions(endpoint: string, overrides: Partial<CorpusOptions> = {}): CorpusOptions {
   return {
-    source: 'fineweb_edu',
+    source: 'hub',
     hub: { dataset: DATASET, configuration: null, split: 'train', revision: 'main' },
     textField: 'text',
     shuffle: true,
     seed: 7,
+    splitSeed: 7,
     valFraction: 0,
     timeoutSeconds: 20,
     cache: { folder: '', limitBytes: 0 },
@@ -76,7 +77,7 @@ export async function plainLanes(spec: CorpusSpec, tokenizerName: string, tokens
   return lanes;
 }
 
-/** What sample k must be: S + 1 tokens of lane k mod L. */
+/** The expected sample k: S + 1 tokens of lane k mod L. */
 export function plainSample(lanes: readonly (readonly number[])[], sample: number, length: number): number[] {
   const start = Math.floor(sample / lanes.length) * length;
   return lanes[sample % lanes.length].slice(start, start + length + 1);

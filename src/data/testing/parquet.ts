@@ -1,7 +1,9 @@
 /** Parquet files for tests, with the columns of a web corpus. */
 
 import { spawnSync } from 'node:child_process';
-import { type ColumnSource, parquetWriteBuffer } from 'hyparquet-writer';
+import { type FileMetaData, parquetMetadata } from 'hyparquet';
+import { ByteWriter, type ColumnSource, parquetWriteBuffer } from 'hyparquet-writer';
+import { writeMetadata } from 'hyparquet-writer/src/metadata.js';
 
 export interface ParquetRequest {
   /** Null is a missing value; bytes need not be UTF-8. */
@@ -44,6 +46,17 @@ export function parquetFile({
     { name: 'meta', data: documents.map((_, index) => ({ url: `u${index}`, tags: [index] })), type: 'JSON' },
   ];
   return new Uint8Array(parquetWriteBuffer({ ...common, columnData }));
+}
+
+/** The same file with another footer. */
+export function withFooter(bytes: Uint8Array, change: (metadata: FileMetaData) => void): Uint8Array {
+  const { buffer } = bytes.slice();
+  const metadata = parquetMetadata(buffer);
+  change(metadata);
+  const writer = new ByteWriter();
+  writeMetadata(writer, metadata);
+  const end = bytes.length - 8 - new DataView(buffer).getUint32(bytes.length - 8, true);
+  return Buffer.concat([bytes.subarray(0, end), new Uint8Array(writer.getBuffer()), Buffer.from('PAR1')]);
 }
 
 /** By the zstd program where it is there, else a frame of blocks that are stored as they are. */

@@ -35,7 +35,7 @@ export function openShards(
   return ShardReader.open(folder);
 }
 
-/** What the shards must hold: each document, then the separator. */
+/** The expected content of the shards: each document, then the separator. */
 export function streamOf(documents: readonly ArrayLike<number>[], separator = 0): number[] {
   return documents.flatMap((ids) => (ids.length === 0 ? [] : [...Array.from(ids), separator]));
 }

@@ -1,12 +1,10 @@
-/** Encodings, decodings and chats of the reference libraries (Rust tokenizers, transformers), where the files are at hand. */
-import { existsSync, readdirSync, readFileSync } from 'node:fs';
+/** Encodings, decodings and chats of the reference libraries (Rust tokenizers, transformers). */
+import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { fileURLToPath } from 'node:url';
 import { describe, expect, it } from 'vitest';
+import { goldenFolders, SHARED_GOLDEN, sharedGoldenAbsence } from '../../testing/golden.js';
 import { applyChatTemplate, type ChatMessage, encodeChat } from '../chat.js';
 import { createTokenizer } from '../tokenizer.js';
-
-const ROOT = fileURLToPath(new URL('../../../../shared/golden/hf/', import.meta.url));
 
 interface Golden {
   readonly vocab_size: number;
@@ -29,16 +27,13 @@ interface Golden {
   readonly chat_errors?: readonly { readonly messages: readonly ChatMessage[]; readonly message: string }[];
 }
 
-const names = existsSync(ROOT)
-  ? readdirSync(ROOT).filter(
-      (name) => existsSync(join(ROOT, name, 'tokenizer.json')) && existsSync(join(ROOT, name, 'golden.json')),
-    )
-  : [];
-if (names.length === 0) console.log(`skipped: no golden tokenizers in ${ROOT}`);
+it('golden tokenizers are present', () => {
+  expect(goldenFolders('golden.json').length).toBeGreaterThanOrEqual(2);
+});
 
-describe.skipIf(names.length === 0).each(names)('golden %s', (name) => {
-  const golden = JSON.parse(readFileSync(join(ROOT, name, 'golden.json'), 'utf8')) as Golden;
-  const tokenizer = createTokenizer(join(ROOT, name));
+describe.each(goldenFolders('golden.json'))('golden %s', (_name, folder) => {
+  const golden = JSON.parse(readFileSync(join(folder, 'golden.json'), 'utf8')) as Golden;
+  const tokenizer = createTokenizer(folder);
 
   it('encodes and decodes as the reference', () => {
     expect(tokenizer.vocabSize).toBe(golden.vocab_size);
@@ -88,26 +83,24 @@ describe.skipIf(names.length === 0).each(names)('golden %s', (name) => {
   });
 });
 
-const GENERATIONS = join(ROOT, 'llama3-tied', 'generate_golden.json');
-if (!existsSync(GENERATIONS)) console.log(`skipped: ${GENERATIONS} is not there`);
-
-describe.skipIf(!existsSync(GENERATIONS))('golden generations', () => {
-  it('begin with the tokens of their messages, and decode to their texts', () => {
-    const tokenizer = createTokenizer(join(ROOT, 'llama3-tied'));
-    const { cases } = JSON.parse(readFileSync(GENERATIONS, 'utf8')) as {
-      cases: {
-        messages: ChatMessage[];
-        prompt_ids: number[];
-        new_ids: number[];
-        text: string;
-        stopped_by_eos: boolean;
-      }[];
-    };
-    expect(cases.length).toBeGreaterThan(0);
-    for (const { messages, prompt_ids, new_ids, text, stopped_by_eos } of cases) {
-      expect([...encodeChat(tokenizer, messages, { addGenerationPrompt: true })]).toEqual(prompt_ids);
-      expect(tokenizer.decode(new_ids)).toBe(text);
-      expect(tokenizer.endTokens?.includes(new_ids.at(-1)!)).toBe(stopped_by_eos);
-    }
-  });
+it('golden generations begin with the tokens of their messages, and decode to their texts', ({ skip }) => {
+  const absence = sharedGoldenAbsence('hf/llama3-tied/generate_golden.json');
+  if (absence) return skip(absence);
+  const folder = join(SHARED_GOLDEN, 'hf/llama3-tied');
+  const tokenizer = createTokenizer(folder);
+  const { cases } = JSON.parse(readFileSync(join(folder, 'generate_golden.json'), 'utf8')) as {
+    cases: {
+      messages: ChatMessage[];
+      prompt_ids: number[];
+      new_ids: number[];
+      text: string;
+      stopped_by_eos: boolean;
+    }[];
+  };
+  expect(cases.length).toBeGreaterThan(0);
+  for (const { messages, prompt_ids, new_ids, text, stopped_by_eos } of cases) {
+    expect([...encodeChat(tokenizer, messages, { addGenerationPrompt: true })]).toEqual(prompt_ids);
+    expect(tokenizer.decode(new_ids)).toBe(text);
+    expect(tokenizer.endTokens?.includes(new_ids.at(-1)!)).toBe(stopped_by_eos);
+  }
 });

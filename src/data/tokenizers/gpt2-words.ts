@@ -15,7 +15,7 @@ const BLANK = 0x20;
 const APOSTROPHE = 0x27;
 const FIRST_SURROGATE = 0xd800;
 const FIRST_ASTRAL = 0x10000;
-/** What follows the apostrophe in words such as "it's", as UTF-16 units. */
+/** Letters after the apostrophe in words such as "it's", as UTF-16 units. */
 const [D, E, L, M, R, S, T, V] = Array.from('delmrstv', (letter) => letter.charCodeAt(0));
 
 /** Kind of each code point; 0: not looked up yet. */

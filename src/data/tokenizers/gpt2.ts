@@ -1,12 +1,17 @@
 /** GPT-2's byte-level BPE (r50k_base), with the ranks of gpt-tokenizer and our own cutting into words and merging. */
 
-import ranksById from 'gpt-tokenizer/bpeRanks/r50k_base';
+import { createRequire } from 'node:module';
 import type { Tokenizer } from '../tokenizer.js';
 import { checkedId, createByteStreamDecoder, decodeUtf8 } from './bytes.js';
 import { wordEnd } from './gpt2-words.js';
 import { createMerger } from './merge.js';
 import { TokenBuffer } from './token-buffer.js';
 import { WordCache } from './word-cache.js';
+
+interface Ranks {
+  /** Bytes of every token, as a text where they are one. */
+  readonly default: readonly (string | readonly number[])[];
+}
 
 const VOCAB_SIZE = 50257;
 const END_OF_TEXT = 50256;
@@ -18,6 +23,8 @@ const CACHED_WORD_LENGTH = 40;
 const KEPT_UNITS = 1 << 20;
 
 export function createGpt2Tokenizer(): Tokenizer {
+  // Loaded here: an import would cost every command 20 ms, most of which have another tokenizer.
+  const { default: ranksById } = createRequire(import.meta.url)('gpt-tokenizer/bpeRanks/r50k_base') as Ranks;
   const ranks = new Map<string, number>();
   for (let id = 0; id < END_OF_TEXT; id++) {
     const value = ranksById[id];

@@ -6,9 +6,10 @@
 import { createHash } from 'node:crypto';
 import { basename, dirname, join, resolve } from 'node:path';
 import { UsageError } from '../../errors.js';
+import { withTimeLimit } from '../../time-limit.js';
 import type { StreamDecoder, Tokenizer } from '../tokenizer.js';
 import { checkedId, createByteStreamDecoder } from './bytes.js';
-import { createAddedTokenSplitter, type Piece } from './huggingface/added-tokens.js';
+import { createAddedTokenSplitter, type TokenOrText } from './huggingface/added-tokens.js';
 import {
   byteOfFallbackToken,
   bytesOfToken,
@@ -21,14 +22,17 @@ import { createModel } from './huggingface/models.js';
 import { createNormalizer } from './huggingface/normalizers.js';
 import { createFrame } from './huggingface/post-processor.js';
 import { createWordSplitter } from './huggingface/pre-tokenizers.js';
+import { doubtfulPattern } from './huggingface/step.js';
 import { TokenBuffer } from './token-buffer.js';
 
+/** With more added tokens, one may begin at every character. */
+const MAX_PLAIN_ADDED = 2000;
 /** Tried in this order where no file names an eos_token. */
 const SEPARATORS = ['<|endoftext|>', '</s>', '<|end_of_text|>', '<eos>', '<|eos|>', '[EOS]', '[SEP]'];
 
 export function createHuggingFaceTokenizer(path: string): Tokenizer {
   const files = readTokenizerFiles(path);
-  const { encodeInto, decode: decodeTokens, frame, vocabulary } = assemble(files);
+  const { encodeInto, decode: decodeTokens, frame, vocabulary } = limited(files, assemble(files));
   const { added_tokens: added, decoder: decoderStep } = files.file;
   const tokens: string[] = [];
   for (const [token, id] of vocabulary) tokens[id] = token;
@@ -113,7 +117,7 @@ function assemble({ path, file }: TokenizerFiles) {
         else for (const part of cut.normalized(normalize(piece.text))) encodePiece(part, piece.isStart, buffer);
       }
     };
-    const encodePiece = (piece: Piece, isStart: boolean, buffer: TokenBuffer): void => {
+    const encodePiece = (piece: TokenOrText, isStart: boolean, buffer: TokenBuffer): void => {
       if ('id' in piece) buffer.push(piece.id);
       else if (piece.text !== '')
         for (const word of split(piece.text, isStart && piece.isStart)) buffer.append(model.encodeWord(word));
@@ -127,6 +131,40 @@ function assemble({ path, file }: TokenizerFiles) {
   } catch (error) {
     throw new UsageError(`${path}: ${(error as Error).message}; use another tokenizer`, { cause: error });
   }
+}
+
+/** The time that a text may take: an honest tokenizer needs a fifth of a microsecond per character, on a busy machine some more. */
+const MILLISECONDS = 1000;
+const MICROSECONDS_PER_CHARACTER = 5;
+
+type Assembled = ReturnType<typeof assemble>;
+
+/** Ends texts that take too long, where expressions or models of the file may need more than time in proportion to the text. */
+function limited({ path, file }: TokenizerFiles, assembled: Assembled): Assembled {
+  const { normalizer, pre_tokenizer: preTokenizer, decoder, model, added_tokens: added } = file;
+  const pattern = doubtfulPattern(normalizer, preTokenizer);
+  const decoderPattern = doubtfulPattern(decoder);
+  const isPlainModel = 'merges' in model && added.length <= MAX_PLAIN_ADDED;
+  const within = <Result>(length: number, source: string | undefined, work: () => Result): Result => {
+    const milliseconds = MILLISECONDS + (MICROSECONDS_PER_CHARACTER * length) / 1000;
+    return withTimeLimit(milliseconds, work, () => {
+      const what = source === undefined ? 'the tokenizer' : `the expression ${JSON.stringify(source.slice(0, 80))}`;
+      const seconds = (milliseconds / 1000).toFixed(1);
+      throw new UsageError(
+        `${path}: ${what} takes more than ${seconds} s for ${length} characters; use another tokenizer`,
+      );
+    });
+  };
+  const { encodeInto, decode } = assembled;
+  return {
+    ...assembled,
+    ...((pattern !== undefined || !isPlainModel) && {
+      encodeInto: (text, ...rest) => within(text.length, pattern, () => encodeInto(text, ...rest)),
+    }),
+    ...(decoderPattern !== undefined && {
+      decode: (tokens) => within(tokens.length, decoderPattern, () => decode(tokens)),
+    }),
+  };
 }
 
 function findSeparator({ path, names }: TokenizerFiles, tokens: readonly (string | undefined)[]): number {

@@ -4,7 +4,7 @@
  * bytes; 0 separates documents, as in the byte tokenizer.
  */
 import { createHash } from 'node:crypto';
-import { everyWord, setPhrases } from '../sources/stories/grammar.js';
+import { everyWord, setPhrases } from '../synthetic/stories/grammar.js';
 import type { Tokenizer } from '../tokenizer.js';
 import { checkedId, createByteStreamDecoder, decodeUtf8 } from './bytes.js';
 
@@ -36,7 +36,7 @@ export function createStoryTokenizer(): Tokenizer {
       const tokens: number[] = [];
       for (const word of piecesOf(text)) {
         const id = ids.get(word);
-        if (id === undefined) tokens.push(...Buffer.from(word));
+        if (id === undefined) for (const byte of Buffer.from(word)) tokens.push(byte);
         else tokens.push(id);
       }
       return Int32Array.from(tokens);

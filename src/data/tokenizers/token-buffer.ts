@@ -1,4 +1,8 @@
-/** A growable, reusable buffer of token ids. */
+/**
+ * A growable, reusable buffer of token ids.
+ *
+ * @opaque
+ */
 export class TokenBuffer {
   /** Only the first `length` entries are valid. */
   ids: Int32Array;

@@ -2,9 +2,9 @@
 
 /** Slots of the hash table; half of them are used. */
 const SLOTS = 1 << 18;
-const MOST_WORDS = SLOTS / 2;
+const MAX_WORDS = SLOTS / 2;
 /** A word of natural text takes 12 numbers on average: its ids, its units and two counts. */
-const NUMBERS = 12 * MOST_WORDS;
+const NUMBERS = 12 * MAX_WORDS;
 
 /**
  * A hash table without deletion, in typed arrays: a Map takes a string as key, which has to be made and hashed for every
@@ -54,7 +54,7 @@ export class WordCache {
   /** Adds the word that `find` has just not found. Returns the index of the first of its `count` ids. */
   add(units: Uint16Array, from: number, to: number, word: readonly number[]): number {
     const size = 1 + to - from + word.length;
-    if (this.#words === MOST_WORDS || this.#used + size > NUMBERS) {
+    if (this.#words === MAX_WORDS || this.#used + size > NUMBERS) {
       this.#begins.fill(0);
       this.#words = 0;
       this.#used = 1;

@@ -128,7 +128,11 @@ interface BuildResult {
   readonly error?: Error | undefined;
 }
 
-/** Compiles C++ kernels and caches them. */
+/**
+ * Compiles C++ kernels and caches them.
+ *
+ * @opaque
+ */
 export class KernelCompiler {
   readonly #options: CompilerOptions;
   readonly #flags: readonly string[];
@@ -152,6 +156,10 @@ export class KernelCompiler {
     return found;
   }
 
+  get hasCompiler(): boolean {
+    return !(this.#findCompiler() instanceof UsageError);
+  }
+
   /** The path of the shared library of `source`: from the cache, or compiled. Without a compiler any cached one will do. */
   library(source: string): string {
     const key = this.#key(source);
@@ -169,6 +177,13 @@ export class KernelCompiler {
       this.#compiled += 1;
       progress?.end();
     }
+  }
+
+  /** Kernels of this package, and how many of them are in the cache; without a compiler by any compiler. */
+  get stock(): { readonly cached: number; readonly total: number } {
+    const sources = kernelSources();
+    const cached = sources.filter((source) => this.#cache.find(this.#key(source), this.#identity()) !== null).length;
+    return { cached, total: sources.length };
   }
 
   /** Whether no kernel has been compiled yet. */

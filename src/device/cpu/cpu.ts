@@ -3,7 +3,7 @@ import { availableParallelism, cpus, freemem } from 'node:os';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import koffi from 'koffi';
-import { TrefoilError, UsageError } from '../../errors.js';
+import { OutOfMemory, UsageError } from '../../errors.js';
 import {
   type Addressable,
   type ArgumentKind,
@@ -84,7 +84,8 @@ export class CpuDevice implements Device {
   }
 
   get memory(): MemoryUse {
-    return { peakBytes: this.pool.peakBytesInUse, reservedBytes: this.pool.bytesReserved };
+    const { bytesInUse, peakBytesInUse, bytesReserved } = this.pool;
+    return { usedBytes: bytesInUse, peakBytes: peakBytesInUse, reservedBytes: bytesReserved };
   }
 
   freeBytes(): number {
@@ -138,7 +139,7 @@ export class CpuDevice implements Device {
   #allocate(bytes: number): bigint {
     const address = this.#runtime.allocate(bytes) as bigint | null;
     if (!address)
-      throw new TrefoilError(
+      throw new OutOfMemory(
         `out of memory: ${(bytes / 2 ** 20).toFixed(0)} MiB could not be allocated for a tensor, with ` +
           `${(this.pool.bytesReserved / 2 ** 20).toFixed(0)} MiB already allocated; lower train.batch_size or train.seq_len, ` +
           'or set runtime.gradient_checkpointing',
@@ -173,10 +174,13 @@ function bind(
   );
   const count = signature.length;
   return (...values) => {
+    if (values.length !== count) throw new UsageError(`${name}: takes ${count} arguments, not ${values.length}`);
     const native = new Array<bigint | number | BigInt64Array | null>(count);
     for (let i = 0; i < count; i++) {
       const value = values[i];
       if (typeof value === 'number' || value === null) {
+        if (value !== null && signature[i] === 'ptr')
+          throw new UsageError(`${name}: argument ${i + 1} must be a tensor or null, not ${value}`); // else a crash
         native[i] = value;
       } else {
         expectDevice(device, value, name);

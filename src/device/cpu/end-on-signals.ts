@@ -7,16 +7,34 @@ import { type CompilerOptions, KernelCompiler } from './compile.js';
 export type EndingSignal = 'SIGINT' | 'SIGTERM';
 
 /**
- * Until the returned function is called, each named signal writes its text (at most 127 bytes) to stderr and then has its
- * default action. The library is that of the CPU device, compiled on first use.
+ * Returns a function that installs: until the function that it returns is called, each named signal writes its text (at
+ * most 127 bytes) to stderr and then has its default action. The library is that of the CPU device, compiled on first use;
+ * installing itself takes microseconds.
  */
-export function endOnSignals(texts: Readonly<Record<EndingSignal, string>>, options: CompilerOptions): () => void {
-  const runtime = fileURLToPath(new URL('runtime.cpp', import.meta.url));
-  const library = koffi.load(new KernelCompiler(options).library(runtime));
-  const set = library.func('trefoil_end_on_signal', 'void', ['int', 'const char *']);
+export function endOnSignals(
+  texts: Readonly<Record<EndingSignal, string>>,
+  options: CompilerOptions,
+): () => () => void {
+  const set = runtime(options).func('trefoil_end_on_signal', 'void', ['int', 'const char *']);
   const names = Object.keys(texts) as EndingSignal[];
-  for (const name of names) set(constants.signals[name], texts[name]);
   return () => {
-    for (const name of names) set(constants.signals[name], '');
+    for (const name of names) set(constants.signals[name], texts[name]);
+    return () => {
+      for (const name of names) set(constants.signals[name], '');
+    };
   };
+}
+
+/**
+ * Gives the process `seconds` to end after SIGINT or SIGTERM, whatever its threads do; then it writes `line` to stderr and
+ * ends with code 0. Handlers in JavaScript must be there before.
+ */
+export function endWithin(seconds: number, line: string, options: CompilerOptions): void {
+  const set = runtime(options).func('trefoil_end_within', 'void', ['int', 'int', 'const char *']);
+  for (const name of ['SIGINT', 'SIGTERM'] as const) set(constants.signals[name], seconds, line);
+}
+
+function runtime(options: CompilerOptions): ReturnType<typeof koffi.load> {
+  const source = fileURLToPath(new URL('runtime.cpp', import.meta.url));
+  return koffi.load(new KernelCompiler(options).library(source));
 }

@@ -24,13 +24,13 @@ enum class Into { kOverwrite, kAdd };
 // steps of k: many at once would hold up the loads of B.
 constexpr int64_t kAheadStep = 8, kLineFloats = 16;
 
-// What is particular to large products.
+// Parameters of large products.
 struct Large {
   const float* panel;  // the next panel of B, in L3: without its prefetch linear layers take a quarter longer
   bool rows;           // prefetch the rows of A of the next tile, which reads them for the first time
   const float* plus;   // added to the finished C, with the strides of C; or null
 };
-// Of small ones, whose operands are in L1 or L2: prefetching would only cost.
+// Small products: their operands are in L1 or L2, so prefetching would only cost.
 struct Small {};
 
 // Floats of the next panel that one tile prefetches.

@@ -129,6 +129,26 @@ void end_by_signal(int signal) {
   raise(signal);
 }
 
+struct Deadline {
+  struct sigaction before;  // the handler that was there
+  int seconds;
+};
+Deadline deadlines[32];  // by signal number
+char deadline_line[128];
+
+// Async-signal-safe, as are all functions here. Not by exit(): that would wait for threads, which may hang.
+void end_now(int) {
+  const ssize_t written = write(STDERR_FILENO, deadline_line, std::strlen(deadline_line));
+  (void)written;
+  _exit(0);
+}
+
+void start_deadline(int signal) {
+  alarm(static_cast<unsigned>(deadlines[signal].seconds));
+  const struct sigaction& before = deadlines[signal].before;
+  if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) before.sa_handler(signal);
+}
+
 }  // namespace
 
 extern "C" {
@@ -213,6 +233,19 @@ void trefoil_end_on_signal(int signal, const char* line) {
   action.sa_handler = end_by_signal;
   action.sa_flags = static_cast<int>(SA_RESETHAND);
   sigaction(signal, &action, nullptr);
+}
+
+// After `signal` the process has `seconds` to end, whatever its threads do; then `line` is written to stderr and it ends with
+// code 0. The handler that was there runs as before.
+void trefoil_end_within(int signal, int seconds, const char* line) {
+  std::snprintf(deadline_line, sizeof(deadline_line), "%s", line);
+  struct sigaction action = {};
+  action.sa_handler = end_now;
+  sigaction(SIGALRM, &action, nullptr);
+  deadlines[signal].seconds = seconds;
+  action.sa_handler = start_deadline;
+  action.sa_flags = SA_RESTART;
+  sigaction(signal, &action, &deadlines[signal].before);
 }
 
 }  // extern "C"

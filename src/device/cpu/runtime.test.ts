@@ -6,7 +6,7 @@ import koffi from 'koffi';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { UsageError } from '../../errors.js';
 import { addInto } from '../../ops/add/op.js';
-import { nativeSparseAttention, sparseLayout } from '../../ops/attention/nsa.js';
+import { nativeSparseAttention } from '../../ops/attention/nsa.js';
 import { Sequences } from '../../ops/common/sequences.js';
 import { linear } from '../../ops/linear/op.js';
 import { Tape } from '../../tensor/tape.js';
@@ -16,6 +16,7 @@ import { buildChild, startChild } from '../../testing/child.js';
 import { cpu } from '../../testing/devices.js';
 import { randomValues } from '../../testing/numbers.js';
 import { expectSameForAnyThreadCount } from '../../testing/same-bytes.js';
+import { defineKernels } from '../device.js';
 import { CpuDevice } from './cpu.js';
 
 describe('results', () => {
@@ -43,17 +44,15 @@ describe('results', () => {
       const device = cpu();
       const tape = new Tape(device);
       const sequences = new Sequences(device, lengths);
-      const layout = sparseLayout(sequences, sparse);
       const { dOut, ...named } = values;
       const inputs = Object.fromEntries(
         Object.entries(named).map(([name, input]) => [name, tape.watch(tape.own(upload(device, input)))]),
       ) as unknown as Parameters<typeof nativeSparseAttention>[1];
-      const { out, selected } = nativeSparseAttention(tape, inputs, layout, sparse, { kernel: 'v2' });
+      const { out, selected } = nativeSparseAttention(tape, inputs, sequences, sparse, { kernel: 'v2' });
       const forward = [out.readBytes(), selected.readBytes()];
       tape.backward(out, dOut.values);
       const gradients = Object.values(inputs).map((input) => tape.gradient(input)!.readBytes());
       tape.end();
-      layout.blocks.free();
       sequences.free();
       return [...forward, ...gradients];
     });
@@ -104,6 +103,22 @@ describe('scratch memory', () => {
   });
 });
 
+describe('arguments of kernels', () => {
+  const { scale } = cpu().kernels(
+    defineKernels(new URL('../../ops/pointwise/op.js', import.meta.url).href, {
+      scale: ['ptr', 'ptr', 'i64', 'f32', 'i64'],
+    }),
+  );
+  const call = scale as (...values: unknown[]) => void;
+
+  it.each([
+    [[0, null, 0, 1, 0], 'scale: argument 1 must be a tensor or null, not 0'],
+    [[null, null, 0], 'scale: takes 5 arguments, not 3'],
+  ])('%j are refused', (values, message) => {
+    expect(() => call(...values)).toThrow(message);
+  });
+});
+
 describe('threads', () => {
   it.each([0, -1, 1.5, Number.NaN, 4096])('cannot be %d', (threads) => {
     expect(() => new CpuDevice({ threads })).toThrow(UsageError);
@@ -134,9 +149,8 @@ describe('a process', () => {
   const program = join(folder, 'child.mjs');
   beforeAll(async () => {
     // A bundle needs its kernels in its own folder: the runtime, its headers and the operation it uses.
-    for (const name of readdirSync(import.meta.dirname))
-      if (/\.(h|cpp)$/.test(name)) cpSync(join(import.meta.dirname, name), join(folder, name));
-    cpSync(join(import.meta.dirname, '../../ops/linear/cpu.cpp'), join(folder, 'cpu.cpp'));
+    for (const from of [import.meta.dirname, join(import.meta.dirname, '../../ops/linear')])
+      for (const name of readdirSync(from)) if (/\.(h|cpp)$/.test(name)) cpSync(join(from, name), join(folder, name));
     await buildChild(program, import.meta.dirname, PROGRAM);
   });
   afterAll(() => rmSync(folder, { recursive: true, force: true }));

@@ -13,7 +13,7 @@ import { TrefoilError, UsageError } from '../../errors.js';
 import { workerFile } from '../../worker-file.js';
 import { type CompileProgress, interruption, KernelCache, kernelKey, sourceWithHeaders } from '../kernel-cache.js';
 import { LibraryMissing, NVRTC, openLibrary } from './libraries.js';
-import type { Macros } from './runtime.js';
+import type { KernelMacros } from './runtime.js';
 
 const HERE = dirname(fileURLToPath(import.meta.url));
 
@@ -27,10 +27,10 @@ export interface CudaBackend {
 /** One file to compile. */
 export interface KernelRequest {
   readonly source: string;
-  readonly macros: Macros;
+  readonly macros: KernelMacros;
 }
 
-/** What a thread of `compileAll` (compile-thread.ts) is asked for, and its answer. */
+/** Messages to and from a thread of `compileAll` (compile-thread.ts). */
 export interface CompileTask {
   readonly source: string;
   readonly flags: readonly string[];
@@ -209,7 +209,7 @@ export class CudaCompiler {
   }
 
   /** The code of a source file with these macros: from the cache, or compiled. Without a compiler any cached one will do. */
-  cubin(source: string, macros: Macros = {}): Uint8Array {
+  cubin(source: string, macros: KernelMacros = {}): Uint8Array {
     const { key, flags } = this.#entry({ source, macros });
     const backend = this.#backend;
     if (backend instanceof LibraryMissing) {

@@ -8,12 +8,26 @@ import { cuda, cudaCompilerAbsence } from '../../testing/devices.js';
 import { randomValues, relativeError } from '../../testing/numbers.js';
 import { CudaCompiler, findBackend } from './compile.js';
 import { CopyQueue } from './copy-queue.js';
-import { CudaDevice, cudaAbsence } from './cuda.js';
+import { CudaDevice, capabilityRefusal, cudaAbsence } from './cuda.js';
 import { LibraryMissing, libraryFolders, openLibrary } from './libraries.js';
 import { f32, f64 } from './runtime.js';
 
 const absence = cudaAbsence();
 const ARGUMENTS = new URL('./testing/arguments.cu', import.meta.url);
+
+it('refuses GPUs without bf16 by name: V100 and T4', () => {
+  for (const architecture of [70, 75]) {
+    const refusal = capabilityRefusal('Tesla T4', architecture);
+    expect(refusal).toContain(`Tesla T4 has compute capability ${(architecture / 10).toFixed(1)}`);
+    expect(refusal).toContain('V100 (7.0) and T4 (7.5) are not supported; use --device cpu');
+  }
+  expect([80, 86, 89, 90].map((architecture) => capabilityRefusal('x', architecture))).toEqual([
+    null,
+    null,
+    null,
+    null,
+  ]);
+});
 
 describe('CUDA libraries', () => {
   it('names what is missing and the remedy', () => {

@@ -2,6 +2,7 @@
  * One NVIDIA GPU as a device. All work goes to one stream (stream.ts), in call order; the host waits only in `download` and
  * `synchronize`. Two more streams may run concurrently: copies of batches (copy-queue.ts) and collectives (nccl.ts).
  */
+import { existsSync, readdirSync, readFileSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
 import { UsageError } from '../../errors.js';
 import {
@@ -22,10 +23,12 @@ import { Launcher } from './launcher.js';
 import { LibraryMissing } from './libraries.js';
 import { LoadedCode } from './loaded-code.js';
 import { CudaMemory } from './memory.js';
-import type { CudaCode, CudaRuntime, Macros, MatrixProduct } from './runtime.js';
+import type { CudaCode, CudaRuntime, KernelMacros, MatrixProduct } from './runtime.js';
 import { CudaGraph, DeviceStream, Staging, type WaitMonitor } from './stream.js';
 
 const SMALLEST_ARCHITECTURE = 80;
+/** PCI vendor number. */
+const NVIDIA_VENDOR = '0x10de';
 
 export interface CudaOptions {
   /** Index among the visible GPUs; defaults to 0. */
@@ -46,7 +49,8 @@ export function cudaAbsence(): string | null {
 function findAbsence(): string | null {
   if (process.platform !== 'linux') return `no CUDA device: ${process.platform} has no CUDA`;
   try {
-    const driver = new Driver();
+    const driver = openDriver();
+    if (driver === null) return 'no CUDA device: no NVIDIA GPU found';
     if (driver.getInt('cuDeviceGetCount') === 0) return 'no CUDA device: the driver finds no GPU';
     const backend = tryBackend();
     // Without a compiler the GPU can be used if kernels were compiled before.
@@ -59,6 +63,24 @@ function findAbsence(): string | null {
   }
 }
 
+/** Null where neither the driver nor a GPU is present: to install a driver would not help there. */
+function openDriver(): Driver | null {
+  try {
+    return new Driver();
+  } catch (error) {
+    if (error instanceof LibraryMissing && !hasNvidiaHardware()) return null;
+    throw error;
+  }
+}
+
+/** Whether the PCI bus or the system shows hardware of NVIDIA, also inside a container without GPU access. */
+function hasNvidiaHardware(): boolean {
+  const bus = '/sys/bus/pci/devices';
+  if (['/proc/driver/nvidia', '/dev/nvidiactl', '/dev/dxg'].some((path) => existsSync(path))) return true;
+  if (!existsSync(bus)) return false;
+  return readdirSync(bus).some((name) => readFileSync(`${bus}/${name}/vendor`, 'utf8').trim() === NVIDIA_VENDOR);
+}
+
 /** Number of visible GPUs. */
 export function gpuCount(): number {
   return new Driver().getInt('cuDeviceGetCount');
@@ -68,6 +90,15 @@ export function gpuCount(): number {
 export function gpuMemoryBytes(index = 0): number {
   const driver = new Driver();
   return Number(driver.get('cuDeviceTotalMem_v2', driver.getInt('cuDeviceGet', index)));
+}
+
+/** Why the kernels do not support a GPU of this architecture (10 times its compute capability), or null. */
+export function capabilityRefusal(name: string, architecture: number): string | null {
+  if (architecture >= SMALLEST_ARCHITECTURE) return null;
+  return (
+    `${name} has compute capability ${(architecture / 10).toFixed(1)}, and the kernels need 8.0 (A100, RTX 30) or newer, ` +
+    'for bf16: V100 (7.0) and T4 (7.5) are not supported; use --device cpu'
+  );
 }
 
 export class CudaDevice implements Device, CudaRuntime {
@@ -105,10 +136,8 @@ export class CudaDevice implements Device, CudaRuntime {
     this.name = driver.deviceName(device);
     this.multiprocessors = driver.attribute(device, ATTRIBUTE.multiprocessors);
     this.architecture = 10 * driver.attribute(device, ATTRIBUTE.major) + driver.attribute(device, ATTRIBUTE.minor);
-    if (this.architecture < SMALLEST_ARCHITECTURE)
-      throw new UsageError(
-        `${this.name} has compute capability ${this.architecture / 10}: 8.0 (A100, RTX 30) or newer is needed`,
-      );
+    const refusal = capabilityRefusal(this.name, this.architecture);
+    if (refusal !== null) throw new UsageError(refusal);
     driver.call('cuCtxSetCurrent', driver.get('cuDevicePrimaryCtxRetain', device));
     this.totalBytes = driver.memory().total;
     this.#stream = new DeviceStream(driver);
@@ -166,7 +195,7 @@ export class CudaDevice implements Device, CudaRuntime {
     return kernels as Kernels<S>;
   }
 
-  compile(source: URL, macros: Macros = {}): CudaCode {
+  compile(source: URL, macros: KernelMacros = {}): CudaCode {
     const path = fileURLToPath(source);
     const key = JSON.stringify([path, macros]);
     let code = this.#code.get(key);

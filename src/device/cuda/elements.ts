@@ -1,6 +1,6 @@
 /** Helpers for launching elementwise and row-wise kernels (the device side is elements.cuh). */
 import type { Addressable } from '../device.js';
-import type { CudaCode, CudaRuntime, LaunchShape, Macros } from './runtime.js';
+import type { CudaCode, CudaRuntime, KernelMacros, LaunchShape } from './runtime.js';
 
 /**
  * Variants of one source file by the dtypes of tensors: with `['DTYPE', 'DTYPE_R']`, `variant(x, r)` is the code compiled
@@ -11,7 +11,7 @@ export function byDtype<const Names extends readonly string[]>(
   cuda: CudaRuntime,
   source: URL,
   names: Names,
-  macros: Macros = {},
+  macros: KernelMacros = {},
 ): (...tensors: { [I in keyof Names]: Addressable }) => CudaCode {
   const compiled = new Map<string, CudaCode>();
   return (...tensors) => {

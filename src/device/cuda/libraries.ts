@@ -51,7 +51,7 @@ export const NCCL: LibraryName = {
 
 /** A library was not found or cannot be loaded. */
 export class LibraryMissing extends Error {
-  /** What is wrong, and the remedy; the message has both. */
+  /** The fault and the remedy; the message has both. */
   readonly found: string;
   readonly remedy: string;
 

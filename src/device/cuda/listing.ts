@@ -6,9 +6,9 @@ import { fileURLToPath } from 'node:url';
 import type { Device, KernelModule, Kernels, Signatures } from '../device.js';
 import { MemoryPool } from '../pool.js';
 import type { KernelRequest } from './compile.js';
-import type { CudaCode, CudaRuntime, Macros, MatrixProduct } from './runtime.js';
+import type { CudaCode, CudaRuntime, KernelMacros, MatrixProduct } from './runtime.js';
 
-/** What a launcher chooses kernels by. */
+/** Properties of a GPU by which launchers choose kernels. */
 export interface GpuFacts {
   /** Compute capability times ten. */
   readonly architecture: number;
@@ -38,20 +38,21 @@ export class ListingCuda implements Device, CudaRuntime {
     this.pool = new MemoryPool({ allocate, free: () => {} });
   }
 
-  /** What was asked for, each once. */
+  /** The requested kernels, each once. */
   get requests(): readonly KernelRequest[] {
     return [...this.#requests.values()];
   }
 
   get memory() {
-    return { peakBytes: this.pool.peakBytesInUse, reservedBytes: this.pool.bytesReserved };
+    const { bytesInUse, peakBytesInUse, bytesReserved } = this.pool;
+    return { usedBytes: bytesInUse, peakBytes: peakBytesInUse, reservedBytes: bytesReserved };
   }
 
   freeBytes(): number {
     return 2 ** 37;
   }
 
-  compile(source: URL, macros: Macros = {}): CudaCode {
+  compile(source: URL, macros: KernelMacros = {}): CudaCode {
     const path = fileURLToPath(source);
     this.#requests.set(JSON.stringify([path, macros]), { source: path, macros });
     return { constant: () => UNKNOWN, launch: () => {} };

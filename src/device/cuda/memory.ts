@@ -1,5 +1,5 @@
 /** The GPU's memory: several pools that share it, and what happens when it runs out. */
-import { TrefoilError } from '../../errors.js';
+import { OutOfMemory } from '../../errors.js';
 import type { MemoryUse } from '../device.js';
 import { MemoryPool } from '../pool.js';
 import { CudaError } from './driver.js';
@@ -26,7 +26,11 @@ export class CudaMemory {
   get use(): MemoryUse {
     this.#forgetRetired();
     const sum = (of: (pool: MemoryPool) => number) => [...this.#pools].reduce((total, pool) => total + of(pool), 0);
-    return { peakBytes: sum((pool) => pool.peakBytesInUse), reservedBytes: sum((pool) => pool.bytesReserved) };
+    return {
+      usedBytes: sum((pool) => pool.bytesInUse),
+      peakBytes: sum((pool) => pool.peakBytesInUse),
+      reservedBytes: sum((pool) => pool.bytesReserved),
+    };
   }
 
   newPool(): MemoryPool {
@@ -108,10 +112,10 @@ export class CudaMemory {
     }
   }
 
-  #outOfMemory(bytes: number): TrefoilError {
+  #outOfMemory(bytes: number): OutOfMemory {
     const mib = (count: number) => `${(count / MIB).toFixed(0)} MiB`;
     const { free, total } = this.#stream.driver.memory();
-    return new TrefoilError(
+    return new OutOfMemory(
       `out of GPU memory: ${mib(bytes)} were requested, ${mib(free)} of ${mib(total)} are free and this run holds ` +
         `${mib(this.use.reservedBytes)}; lower train.batch_size or train.seq_len, set runtime.gradient_checkpointing, ` +
         'or use runtime.precision bf16',

@@ -21,7 +21,9 @@ export class Floating {
   }
 }
 
+/** An argument of type float. */
 export const f32 = (value: number) => new Floating(value, false);
+/** An argument of type double. */
 export const f64 = (value: number) => new Floating(value, true);
 
 /** Grid, block and shared memory of a launch. */
@@ -48,7 +50,7 @@ export interface CudaCode {
 }
 
 /** Macros by name. Each combination is compiled separately. */
-export type Macros = Readonly<Record<string, number | string>>;
+export type KernelMacros = Readonly<Record<string, number | string>>;
 
 /**
  * D[m,n] = alpha A[m,k] B[k,n] (+ D or beta C), all row-major; a transposed operand is stored as [k,m] or [n,k]. FP8
@@ -83,13 +85,13 @@ export interface MatrixProduct {
   readonly fp8?: { readonly a: Addressable; readonly b: Addressable; readonly fast: boolean };
 }
 
-/** What CUDA launchers need of a device. */
+/** The part of a device that CUDA launchers use. */
 export interface CudaRuntime {
   readonly multiprocessors: number;
   /** Compute capability times ten: 80 for an A100, 90 for an H100 or H200. */
   readonly architecture: number;
   /** The code of a source file (`new URL('./cuda.cu', import.meta.url)`), compiled for this GPU once and cached. */
-  compile(source: URL, macros?: Macros): CudaCode;
+  compile(source: URL, macros?: KernelMacros): CudaCode;
   /** bf16 and FP8 operands produce bf16 or f32, f32 operands f32. Accumulates in f32. */
   matrixProduct(product: MatrixProduct): void;
   /** Temporary memory for the launches inside `use`. */

@@ -8,7 +8,7 @@
  */
 import { type Collectives, expectParts, type Reduction, type Span, type WireType } from '../collectives.js';
 import type { CpuDevice } from '../cpu/cpu.js';
-import { type Addressable, type Block, defineKernels } from '../device.js';
+import { type Addressable, defineKernels, type MemoryBlock } from '../device.js';
 import { Mpi, Request } from './library.js';
 
 const parts = ['ptr', 'ptr', 'i64', 'i64', 'i64'] as const;
@@ -225,11 +225,11 @@ export class MpiCollectives implements Collectives {
     kernel(at(received), at(into.address), into.count, this.world, REDUCTIONS[reduction]);
   }
 
-  #take(count: number, dtype: WireType): Block {
+  #take(count: number, dtype: WireType): MemoryBlock {
     return this.#device.pool.take(count * BYTES[dtype]);
   }
 
-  #give(block: Block): void {
+  #give(block: MemoryBlock): void {
     this.#device.pool.give(block);
   }
 }

@@ -1,6 +1,7 @@
 /** Logits of models in files, and how far two results are apart. */
-import { loadModel } from '../../infer/load-model.js';
-import { sequenceLogits } from '../../infer/logits.js';
+
+import { sequenceLogits } from '../../evaluate/logits.js';
+import { loadModel } from '../../infer/load.js';
 import { cpu } from '../../testing/devices.js';
 
 /** Logits [token * vocabulary], on the CPU. */

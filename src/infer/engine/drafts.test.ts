@@ -6,7 +6,7 @@ import { DecodeCache } from '../../model/cache.js';
 import type { LanguageModel } from '../../model/language-model.js';
 import { EmulatedCuda } from '../../testing/emulated-cuda.js';
 import { prefill, readRows } from '../decode.js';
-import type { TextSource } from '../generate.js';
+import type { TextSource } from '../load.js';
 import { tinyConfig, tinyModel } from '../testing/tiny-model.js';
 import { PromptLookup } from './drafts.js';
 import { createEngine } from './engine.js';

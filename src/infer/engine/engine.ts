@@ -12,22 +12,19 @@ import { type CachedSequence, DecodeCache } from '../../model/cache.js';
 import { kernelOptions } from '../../model/kernels.js';
 import type { SparseOptions } from '../../ops/attention/nsa.js';
 import { readRows } from '../decode.js';
-import { DeviceDecoder, deviceDecoderRefusal } from '../device-decoder.js';
-import { DEFAULT_MAX_CONTEXT, GeneratedSequence, StopFilter, type TextSource, usedVocabulary } from '../generate.js';
-import { createSampler } from '../sampler.js';
+import { endTokensOf, type TextSource, usedVocabulary } from '../load.js';
+import { refusalOf } from '../prompt.js';
 import { StructuredOutput } from '../structured/structured-output.js';
-import { Answers } from './answers.js';
-import { Channel } from './channel.js';
-import { warmUpSteps } from './device-steps.js';
 import { PromptLookup } from './drafts.js';
-import { modelFingerprint } from './fingerprint.js';
+import { Executor, isWithoutCache } from './executor.js';
 import type { Engine, EngineOptions, EngineStats, EventSink } from './interface.js';
-import { PrefixCache, prefixBlock } from './prefix-cache.js';
-import { PrefixFiles } from './prefix-files.js';
-import { type CheckedRequest, checkRequest, type EngineEvent, type EngineRequest, RequestRefused } from './request.js';
-import type { Slot } from './slot.js';
-import { StepPlanner } from './step-planner.js';
-import { StepRunner } from './step-runner.js';
+import { PrefixCache, prefixBlock } from './prefix/cache.js';
+import { PrefixFiles } from './prefix/files.js';
+import { modelFingerprint } from './prefix/keys.js';
+import { checkRequest, DEFAULT_MAX_CONTEXT, type EngineEvent, type EngineRequest, RequestRefused } from './request.js';
+import { createSampler } from './sampler.js';
+import { Scheduler, type Share } from './scheduler.js';
+import { type KeptPages, plainArray, Sequence, type SequenceLimits } from './sequence.js';
 
 const DEFAULT_TILE = { cpu: 256, cuda: 2048 };
 /** Tiles that a step reads while no request generates, which would wait: a GPU is faster with fewer passes. */
@@ -39,56 +36,46 @@ const GPU_SLACK = 1 / 16;
 
 /** An engine for a model that `loadModel` returned. */
 export function createEngine(source: TextSource, options: EngineOptions = {}): Engine {
-  return new BatchEngine(source, options);
+  return new BatchEngine(source, options, true);
 }
 
-class BatchEngine implements Engine {
+export class BatchEngine implements Engine {
   readonly maxContext: number;
   readonly maxTokens: number;
   readonly maxBatch: number;
   readonly #source: TextSource;
   readonly #kernels: SparseOptions;
-  readonly #vocabulary: number;
-  readonly #endTokens: readonly number[];
+  readonly #limits: SequenceLimits;
   readonly #structured: StructuredOutput;
   readonly #cache: DecodeCache;
-  readonly #decoder: DeviceDecoder | null;
   readonly #prefixes: PrefixCache | null;
-  readonly #planner: StepPlanner;
-  readonly #runner: StepRunner;
-  readonly #answers: Answers;
+  readonly #scheduler: Scheduler;
+  readonly #executor: Executor;
   /** Most bytes of unused memory between steps. */
   readonly #slack: number;
   readonly #options: Required<Omit<EngineOptions, `prefixCache${string}`>>;
-  readonly #waiting: Slot[] = [];
-  #running: Slot[] = [];
+  readonly #runsItself: boolean;
+  readonly #waiting: Sequence[] = [];
+  #running: Sequence[] = [];
   #waitingTokens = 0;
-  #reserved = 0;
   #loop: Promise<void> | null = null;
   /** Ends the wait for files, if no request can do anything else. */
   #wake: () => void = () => {};
   #failure: unknown = null;
   #isClosed = false;
 
-  constructor(source: TextSource, options: EngineOptions) {
-    const { model, config } = source;
+  /** `runsItself`: computes while there are requests. Otherwise it computes a step when its caller asks (`advance`). */
+  constructor(source: TextSource, options: EngineOptions, runsItself: boolean) {
+    const { model, config, tokenizer } = source;
     this.#source = source;
+    this.#runsItself = runsItself;
     this.#kernels = kernelOptions(config);
-    if (this.#kernels.parity || this.#kernels.kernel === 'reference')
-      throw new UsageError(
-        'the engine decodes from a cache, which the reference kernels do not: unset NSA_FORCE_PARITY',
-      );
-    this.#vocabulary = usedVocabulary(source);
-    const { tokenizer, endTokens = [] } = source;
-    this.#endTokens = [...new Set([...(tokenizer.endTokens ?? [tokenizer.separator]), ...endTokens])];
-    this.#structured = new StructuredOutput(tokenizer, this.#vocabulary, this.#endTokens);
+    const vocabulary = usedVocabulary(source);
+    const endTokens = endTokensOf(source);
+    this.#structured = new StructuredOutput(tokenizer, vocabulary, endTokens);
     const { speculate = 0 } = options;
     expectSpeculation(speculate, model.device.kind);
     this.#cache = new DecodeCache(model.device, model.shape, model.dtype, speculate);
-    this.#decoder =
-      deviceDecoderRefusal(model) === null
-        ? new DeviceDecoder(model, this.#cache, { vocabulary: this.#vocabulary })
-        : null;
     const { maxBatch = 32, maxContext = DEFAULT_MAX_CONTEXT, maxQueued = 256 } = options;
     const { tile = DEFAULT_TILE[model.device.kind], maxQueuedTokens = 8 * maxContext } = options;
     const { idleTile = tile * IDLE_TILES[model.device.kind] } = options;
@@ -96,6 +83,7 @@ class BatchEngine implements Engine {
       if (!Number.isSafeInteger(value) || value < 1)
         throw new UsageError(`${name}: ${value} is not a positive integer`);
     this.maxContext = maxContext;
+    this.#limits = { vocabulary, endTokens, maxContext };
     const needed = maxBatch * this.#cache.mostBytes(maxContext, tile);
     const free = model.device.freeBytes();
     this.#slack = Math.max(POOL_SLACK, model.device.kind === 'cuda' ? GPU_SLACK * free : 0);
@@ -105,25 +93,17 @@ class BatchEngine implements Engine {
     if (this.maxTokens < 2)
       throw new UsageError(`cacheBytes: ${mib(cacheBytes)} do not hold a request of two tokens; raise it (--cache-gb)`);
     this.#options = { maxBatch, maxContext, maxQueued, maxQueuedTokens, tile, idleTile, cacheBytes, speculate };
+    if (isWithoutCache(this.#kernels) && (prefixCacheBytes > 0 || speculate > 0))
+      throw new UsageError(
+        'the engine keeps pages of prefixes, which the reference kernels do not write: unset NSA_FORCE_PARITY',
+      );
     this.#prefixes = prefixCacheBytes > 0 ? this.#createPrefixes(prefixCacheBytes, tile, options) : null;
     if (!this.#prefixes && options.prefixCacheDir !== undefined)
       throw new UsageError('prefixCacheDir: needs memory for prefixes; raise prefixCacheBytes (--prefix-cache-gb)');
-    const prefixes = this.#prefixes;
-    this.#planner = new StepPlanner({ prefixes, tile, idleTile, maxContext });
-    const limits = { prefixes, maxContext, endTokens: this.#endTokens };
-    const onFreed = ({ reserved }: Slot) => {
-      this.#reserved -= reserved;
-    };
-    this.#answers = new Answers({ ...limits, vocabulary: this.#vocabulary, onFreed });
-    this.#runner = new StepRunner({
-      ...limits,
-      model,
-      kernels: this.#kernels,
-      decoder: this.#decoder,
-      planner: this.#planner,
-      answers: this.#answers,
-      tile,
-    });
+    const limits = { prefixes: this.#prefixes, tile, maxContext };
+    this.#scheduler = new Scheduler({ ...limits, idleTile });
+    const parts = { model, kernels: this.#kernels, cache: this.#cache, scheduler: this.#scheduler };
+    this.#executor = new Executor({ ...limits, ...parts, vocabulary });
   }
 
   #createPrefixes(bytes: number, tile: number, options: EngineOptions): PrefixCache {
@@ -133,7 +113,7 @@ class BatchEngine implements Engine {
     const files = new PrefixFiles(prefixCacheDir, prefixCacheDirBytes);
     const fingerprint = modelFingerprint(this.#source.model, this.#cache, [block, this.#kernels]);
     const isReading = () =>
-      this.#waiting.length > 0 || this.#running.some(({ readAt, isLoading }) => readAt === 0 || isLoading);
+      this.#waiting.length > 0 || this.#running.some(({ isWriting, isLoading }) => !isWriting || isLoading);
     return new PrefixCache(this.#cache, block, bytes, { files, fingerprint, isReading });
   }
 
@@ -148,36 +128,41 @@ class BatchEngine implements Engine {
     return channel;
   }
 
-  listen(request: EngineRequest, sink: EventSink): () => void {
-    const { maxBatch, maxContext, maxQueued, maxQueuedTokens, tile, cacheBytes } = this.#options;
+  /** `kept`: the pages that the request continues, if it begins with their tokens, and that it leaves behind. */
+  listen(request: EngineRequest, sink: EventSink, kept: KeptPages | null = null): () => void {
+    const { maxBatch, maxContext, maxQueued, maxQueuedTokens, tile, speculate } = this.#options;
     if (this.#isClosed || this.#failure)
       throw new RequestRefused('closed', this.#failure ? 'the engine failed' : 'the engine is closed');
-    const checked = checkRequest(request, this.#vocabulary);
+    const checked = checkRequest(request, this.#limits.vocabulary);
     const { length } = checked.prompt;
-    if (length >= maxContext)
-      throw new RequestRefused('too_large', `the prompt has ${length} tokens; at most ${maxContext - 1} are allowed`);
-    const reserved = this.#cache.mostBytes(Math.min(maxContext, length + checked.maxNewTokens), tile);
-    if (reserved > cacheBytes)
-      throw new RequestRefused(
-        'too_large',
-        `the request can need ${mib(reserved)} of cache, and there are ${mib(cacheBytes)}: ask for fewer tokens`,
-      );
+    const { maxNewTokens } = checked;
+    const refusal = refusalOf({ length, maxNewTokens }, this);
+    if (refusal) throw new RequestRefused('too_large', refusal.message);
+    const reserved = this.#cache.mostBytes(Math.min(maxContext, length + maxNewTokens), tile);
     const { responseFormat } = request;
     const budget = Math.min(checked.maxNewTokens, maxContext - length);
     const mask = responseFormat ? this.#structured.mask(responseFormat, budget) : null;
     const isFull = this.#waiting.length >= maxQueued + maxBatch - this.#running.length;
     if (isFull || (this.#waitingTokens > 0 && this.#waitingTokens + length > maxQueuedTokens))
       throw new RequestRefused('busy', `${this.#waiting.length} requests are waiting: try again later`);
-    const slot = this.#newSlot(mask ? { ...checked, mask: () => mask } : checked, reserved, sink);
+    const sequence = new Sequence({
+      request: mask ? { ...checked, mask: () => mask } : checked,
+      limits: this.#limits,
+      decoder: this.#source.tokenizer.createStreamDecoder(),
+      sink,
+      reserved,
+      kept,
+    });
+    if (speculate > 0) sequence.drafts = new PromptLookup(sequence.context, speculate);
     const cancel = () => {
-      slot.isCancelled = true;
+      sequence.isCancelled = true;
       this.#wake();
     };
     request.signal?.addEventListener('abort', cancel, { once: true });
     if (request.signal?.aborted) cancel();
-    this.#waiting.push(slot);
+    this.#waiting.push(sequence);
     this.#waitingTokens += length;
-    this.#loop ??= this.#run();
+    if (this.#runsItself) this.#loop ??= this.#run();
     this.#wake();
     return cancel;
   }
@@ -192,7 +177,7 @@ class BatchEngine implements Engine {
       // kernels by the number of tokens, and its pool gets the memory of a tile.
       const counts = isGpu ? [idleTile, idleTile, tile, 1] : [8, 1];
       for (const count of counts) this.#readUnused(sequence, Math.min(count, this.maxContext - 1));
-      if (this.#decoder) warmUpSteps(this.#decoder, sequence, this.maxBatch);
+      this.#executor.warmUp(sequence, this.maxBatch);
       this.#source.model.device.synchronize();
     } finally {
       sequence.free();
@@ -203,17 +188,20 @@ class BatchEngine implements Engine {
     await this.#prefixes?.warmUp();
   }
 
-  /** What the host does with a long prompt and with logits, until it is compiled: a first request would take many times as long. */
+  /**
+   * Runs the host's code for a long prompt and for logits until it is compiled: a first request would take many times
+   * as long.
+   */
   #warmUpHost(): void {
     const prompt = new Int32Array(Math.min(16_384, this.maxContext - 1));
-    const logits = Float32Array.from({ length: this.#vocabulary }, (_, i) => Math.sin(i));
+    const logits = Float32Array.from({ length: this.#limits.vocabulary }, (_, i) => Math.sin(i));
     const samplers = [{ temperature: 0 }, {}, { topP: 0.9 }].map(createSampler);
     for (let i = 0; i < 20; i++) {
-      checkRequest({ prompt }, this.#vocabulary);
+      checkRequest({ prompt }, this.#limits.vocabulary);
       const text = plainArray(prompt);
-      this.#prefixes?.name('', prompt, text).endKey(text.length);
+      this.#prefixes?.keys('', prompt, text).endKey(text.length);
       for (const sample of samplers) sample(logits, i);
-      this.#source.tokenizer.createStreamDecoder().push(i % this.#vocabulary);
+      this.#source.tokenizer.createStreamDecoder().push(i % this.#limits.vocabulary);
     }
   }
 
@@ -235,65 +223,49 @@ class BatchEngine implements Engine {
       prefixFileBytes: files?.bytes ?? 0,
       prefixFilesDamaged: files?.damaged ?? 0,
       prefixFileErrors: files?.errors ?? 0,
-      draftTokens: this.#answers.draftTokens,
-      acceptedTokens: this.#answers.acceptedTokens,
+      draftTokens: this.#executor.draftTokens,
+      acceptedTokens: this.#executor.acceptedTokens,
     };
+  }
+
+  /** Cancels all requests: they end before the next step. */
+  cancel(): void {
+    for (const sequence of [...this.#waiting, ...this.#running]) sequence.isCancelled = true;
+    this.#wake();
   }
 
   async close(): Promise<void> {
     this.#isClosed = true;
-    for (const slot of [...this.#waiting, ...this.#running]) slot.isCancelled = true;
-    this.#wake();
-    await this.#loop;
+    this.cancel();
+    if (this.#loop) await this.#loop;
+    this.#dropCancelled();
+    this.#executor.free();
     await this.#prefixes?.close();
-    this.#decoder?.free();
   }
 
-  #newSlot(request: CheckedRequest, reserved: number, sink: EventSink): Slot {
-    const { speculate } = this.#options;
-    const decoder = this.#source.tokenizer.createStreamDecoder();
-    const sequence = new GeneratedSequence(0, plainArray(request.prompt), decoder, new StopFilter(request.stop));
-    return {
-      request,
-      reserved,
-      submittedAt: performance.now(),
-      promptLogprobs: [],
-      cached: null,
-      name: null,
-      mask: null,
-      startedAt: 0,
-      readAt: 0,
-      cachedTokens: 0,
-      isCancelled: false,
-      isLoading: false,
-      storesLogits: false,
-      sequence,
-      lookup: speculate > 0 ? new PromptLookup(sequence.context, speculate) : null,
-      sink,
-    };
-  }
-
-  /** Steps until no request is left. Between steps the event loop runs: submissions, cancellations, output. */
+  /** Steps until no request is left. */
   async #run(): Promise<void> {
     await setImmediate(); // requests that are submitted together start together
+    while (this.#waiting.length + this.#running.length > 0 || this.#executor.launched) await this.advance();
+    this.#loop = null;
+  }
+
+  /** Computes a step, and lets the event loop run: submissions, cancellations, output. Errors go to the requests. */
+  async advance(): Promise<void> {
     try {
-      while (this.#waiting.length + this.#running.length > 0 || this.#runner.launched) {
-        this.#step();
-        const isIdle = this.#running.length > 0 && this.#running.every(({ isLoading }) => isLoading);
-        await (isIdle ? new Promise<void>((resolve) => (this.#wake = resolve)) : setImmediate());
-      }
+      this.#step();
     } catch (error) {
       this.#fail(error);
-    } finally {
-      this.#loop = null;
     }
+    const isIdle = this.#running.length > 0 && this.#running.every(({ isLoading }) => isLoading);
+    await (isIdle ? new Promise<void>((resolve) => (this.#wake = resolve)) : setImmediate());
   }
 
   #fail(error: unknown): void {
     this.#failure = error;
-    for (const slot of [...this.#waiting.splice(0), ...this.#running]) this.#answers.release(slot, error);
+    for (const sequence of [...this.#waiting.splice(0), ...this.#running]) sequence.release(error);
     this.#running = [];
-    this.#runner.clear();
+    this.#executor.clear();
     this.#waitingTokens = 0;
   }
 
@@ -301,85 +273,96 @@ class BatchEngine implements Engine {
     if (this.#failure) throw this.#failure;
     this.#dropCancelled();
     this.#admit();
-    const shares = this.#runner.launched ?? this.#planner.plan(this.#running);
+    const shares = this.#executor.launched ?? this.#scheduler.plan(this.#running);
     if (shares.length === 0) return;
-    this.#runner.run(shares, this.#running.length + this.#waiting.length);
-    this.#running = this.#running.filter(({ cached }) => cached !== null);
+    this.#executor.run(shares, this.#running.length + this.#waiting.length);
+    this.#running = this.#running.filter(({ pages }) => pages !== null);
     const { pool } = this.#source.model.device;
-    if (pool.bytesReserved - pool.bytesInUse > this.#slack) pool.trim();
+    if (this.#hasReadPrompts(shares) || pool.bytesReserved - pool.bytesInUse > this.#slack) pool.trim();
+  }
+
+  /** Whether the step was the last that needs the memory of a prompt: a server reads the next one soon. */
+  #hasReadPrompts(shares: readonly Share[]): boolean {
+    const isLast = !this.#runsItself && this.#running.every(({ isWriting }) => isWriting);
+    return isLast && shares.some(({ tokens, drafts }) => tokens.length - drafts > 1);
   }
 
   #dropCancelled(): void {
     for (let i = this.#waiting.length - 1; i >= 0; i--)
       if (this.#waiting[i].isCancelled) {
-        const [slot] = this.#waiting.splice(i, 1);
-        this.#waitingTokens -= slot.request.prompt.length;
-        this.#answers.end(slot, 'aborted');
+        const [sequence] = this.#waiting.splice(i, 1);
+        this.#waitingTokens -= sequence.request.prompt.length;
+        sequence.end('aborted');
       }
-    for (const slot of this.#running) if (slot.isCancelled) this.#answers.end(slot, 'aborted');
-    this.#running = this.#running.filter(({ cached }) => cached !== null);
+    for (const sequence of this.#running) if (sequence.isCancelled && sequence.pages) sequence.end('aborted');
+    this.#running = this.#running.filter(({ pages }) => pages !== null);
+  }
+
+  /** Bytes of pages that the running requests can need. */
+  get #reserved(): number {
+    return this.#running.reduce((sum, { pages, reserved }) => sum + (pages ? reserved : 0), 0);
   }
 
   /** Starts waiting requests in their order while there are places and memory. */
   #admit(): void {
     const { maxBatch, cacheBytes } = this.#options;
     while (this.#waiting.length > 0 && this.#running.length < maxBatch) {
-      const [slot] = this.#waiting;
-      if (this.#reserved + slot.reserved > cacheBytes) return;
+      const [sequence] = this.#waiting;
+      if (this.#reserved + sequence.reserved > cacheBytes) return;
       this.#waiting.shift();
-      this.#waitingTokens -= slot.request.prompt.length;
+      this.#waitingTokens -= sequence.request.prompt.length;
       try {
-        slot.mask = slot.request.mask?.() ?? null;
+        sequence.prepare();
       } catch (error) {
-        this.#answers.release(slot, error); // the caller's function: its request fails, not the engine
+        sequence.release(error); // the caller's function: its request fails, not the engine
         continue;
       }
-      this.#start(slot);
+      this.#start(sequence);
     }
   }
 
-  #start(slot: Slot): void {
-    const { prompt, promptLogprobs, cacheSalt } = slot.request;
-    this.#reserved += slot.reserved;
-    slot.name = this.#prefixes?.name(cacheSalt, prompt, slot.sequence.context) ?? null;
-    const found = promptLogprobs === null && slot.name ? this.#prefixes?.longest(slot.name, prompt.length) : null;
-    slot.cached = found ?? this.#cache.sequence();
-    slot.cachedTokens = slot.cached.length;
-    slot.startedAt = performance.now();
-    this.#running.push(slot);
-    if (slot.cachedTokens > 0) this.#answers.progress(slot);
-    const { length } = slot.cached;
+  #start(sequence: Sequence): void {
+    const { prompt, promptLogprobs, cacheSalt } = sequence.request;
+    const keys = this.#prefixes?.keys(cacheSalt, prompt, sequence.context) ?? null;
+    sequence.keys = keys;
+    const kept = sequence.kept?.pages;
+    if (sequence.kept) sequence.kept.pages = null;
+    const found = kept ?? (promptLogprobs === null && keys ? this.#prefixes?.longest(keys, prompt.length) : null);
+    const pages = found ?? this.#cache.sequence();
+    this.#running.push(sequence);
+    sequence.start(pages);
     const prefixes = promptLogprobs === null && this.#prefixes?.files ? this.#prefixes : null;
-    if (!prefixes?.isLong(prompt.length) || length >= prompt.length - 1) return;
-    slot.storesLogits = true;
-    void this.#load(prefixes, slot, slot.cached);
+    // Files continue whole blocks.
+    if (kept || !prefixes?.isLong(prompt.length) || pages.length >= prompt.length - 1) return;
+    sequence.storesLogits = true;
+    void this.#load(prefixes, sequence, pages);
   }
 
   /**
    * Begins the answer with the logits of a file if the whole prompt is a repeat, and continues the cached part of the prompt
    * with blocks from files; the request takes part in steps again after that.
    */
-  async #load(prefixes: PrefixCache, slot: Slot, cached: CachedSequence): Promise<void> {
-    const isWanted = () => slot.cached === cached;
-    const { name, request } = slot;
+  async #load(prefixes: PrefixCache, sequence: Sequence, pages: CachedSequence): Promise<void> {
+    const isWanted = () => sequence.pages === pages;
+    const { keys, request } = sequence;
     const { length } = request.prompt;
-    if (!name) return;
-    slot.isLoading = true;
+    if (!keys) return;
+    sequence.isLoading = true;
     try {
-      const logits = await prefixes.loadLogits(name, length, this.#vocabulary);
+      const logits = await prefixes.loadLogits(keys, length, this.#limits.vocabulary);
       if (logits && isWanted()) {
-        this.#answers.beginWith(slot, logits);
+        sequence.beginWith(logits);
         await setImmediate(); // the token leaves before files are opened
       }
-      if (isWanted()) await prefixes.load(name, length, cached, isWanted);
+      if (isWanted()) await prefixes.load(keys, length, pages, isWanted);
     } catch (error) {
       this.#failure ??= error;
     }
-    slot.isLoading = false;
+    sequence.isLoading = false;
     this.#wake();
-    if (!isWanted() || (slot.readAt === 0 && cached.length === slot.cachedTokens)) return;
-    slot.cachedTokens = cached.length;
-    if (slot.readAt === 0) this.#answers.progress(slot);
+    if (!isWanted() || (!sequence.isWriting && pages.length === sequence.cachedTokens)) return;
+    sequence.cachedTokens = pages.length;
+    if (!sequence.isWriting) sequence.progress();
   }
 }
 
@@ -404,13 +387,48 @@ function longestWithin(bytes: number, most: number, bytesOf: (length: number) =>
   return low;
 }
 
-/** Several times as fast as `Array.from` of a typed array. */
-function plainArray(values: ArrayLike<number>): number[] {
-  const result = new Array<number>(values.length);
-  for (let i = 0; i < values.length; i++) result[i] = values[i];
-  return result;
-}
-
 function mib(bytes: number): string {
   return `${Math.ceil(bytes / 2 ** 20)} MiB`;
+}
+
+/** A queue of events between the engine, which never waits, and one reader. */
+class Channel<Event> implements AsyncIterable<Event> {
+  readonly #onReturn: () => void;
+  readonly #events: Event[] = [];
+  #wake: (() => void) | null = null;
+  #isEnded = false;
+  #error: unknown = null;
+
+  /** `onReturn` is called when the reader stops before the end. */
+  constructor(onReturn: () => void) {
+    this.#onReturn = onReturn;
+  }
+
+  push(event: Event): void {
+    this.#events.push(event);
+    this.#wake?.();
+  }
+
+  /** No event follows. With an error the reader throws it after the last event. */
+  end(error: unknown = null): void {
+    this.#isEnded = true;
+    this.#error = error;
+    this.#wake?.();
+  }
+
+  async *[Symbol.asyncIterator](): AsyncGenerator<Event, void, void> {
+    try {
+      for (;;) {
+        while (this.#events.length > 0) yield this.#events.shift() as Event;
+        if (this.#isEnded) break;
+        await new Promise<void>((resolve) => {
+          this.#wake = resolve;
+        });
+        this.#wake = null;
+      }
+      if (this.#error !== null) throw this.#error;
+    } finally {
+      if (!this.#isEnded) this.#onReturn();
+    }
+  }
 }

@@ -1,4 +1,4 @@
-/** What an engine offers: its limits, its state, and the calls of its users. `engine.ts` implements it. */
+/** Interface of an engine: its limits, its state, and the calls of its users. `engine.ts` implements it. */
 import type { EngineEvent, EngineRequest } from './request.js';
 
 /** Limits of an engine. */
@@ -9,7 +9,7 @@ export interface EngineOptions {
   readonly maxContext?: number;
   /** Requests that may wait. Default 256. */
   readonly maxQueued?: number;
-  /** Tokens of prompts that may wait. Default 8 times `maxContext`. */
+  /** Tokens of prompts that may wait, without those that run. Default 8 times `maxContext`. */
   readonly maxQueuedTokens?: number;
   /** Tokens of prompts that one step reads. Default 256 on the CPU, 2048 on CUDA. */
   readonly tile?: number;
@@ -53,7 +53,7 @@ export interface EngineStats {
   readonly acceptedTokens: number;
 }
 
-/** Of an engine that has had no request. */
+/** Statistics of an engine that has had no request. */
 export const IDLE_STATS: EngineStats = {
   running: 0,
   waiting: 0,

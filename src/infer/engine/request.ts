@@ -1,8 +1,11 @@
 /** Requests to the engine, the events that answer them, and the refusals. */
 import { TrefoilError, UsageError } from '../../errors.js';
-import type { FinishReason } from '../generate.js';
-import { createSampler, type DeviceDraws, deviceDraws, type Sampler, type SamplingOptions } from '../sampler.js';
 import type { ResponseFormat } from '../structured/structured-output.js';
+import { createSampler, type DeviceDraws, deviceDraws, type Sampler, type SamplingOptions } from './sampler.js';
+
+/** Memory and time per token grow with the context; a longer one must be requested. */
+export const DEFAULT_MAX_CONTEXT = 32_768;
+export const DEFAULT_NEW_TOKENS = 128;
 
 /** Restricts the next token of one request, for constrained decoding. */
 export interface TokenMask {
@@ -64,7 +67,13 @@ export interface PositionLogprobs extends TokenLogprob {
   readonly top: readonly TokenLogprob[];
 }
 
-/** What a request cost. Times in seconds. */
+/**
+ * Why a text ended. `separator`: the model ended its document. `stop`: a stop string, or the end of a structured text.
+ * `length`: `maxNewTokens`. `context`: `maxContext`. `aborted`: the signal.
+ */
+export type FinishReason = 'separator' | 'stop' | 'length' | 'context' | 'aborted';
+
+/** Cost of a request. Times in seconds. */
 export interface RequestUsage {
   readonly promptTokens: number;
   /** Tokens of the prompt that came from the prefix cache. */
@@ -115,8 +124,6 @@ export interface CheckedRequest {
   readonly cacheSalt: string;
   readonly mask: (() => TokenMask) | null;
 }
-
-const DEFAULT_NEW_TOKENS = 128;
 
 /** Throws a `UsageError` that names the wrong value. */
 export function checkRequest(request: EngineRequest, vocabulary: number): CheckedRequest {

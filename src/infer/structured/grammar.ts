@@ -39,17 +39,27 @@ export interface Node {
   close: string | null;
 }
 
-const MOST_NODES = 100_000;
+const MAX_NODES = 100_000;
+/** Steps of finding how nodes end, and of checking them: under half a second. */
+const MAX_STEPS = 2_000_000;
+/** Nodes that may read the next byte at one place. */
+const MAX_ALTERNATIVES = 2000;
 /** Bytes of the shortest text of a grammar. */
-const MOST_CLOSE = 2 ** 20;
+const MAX_CLOSE = 2 ** 20;
+/** A part of a text that is known from the ends of other nodes. */
+interface Candidate {
+  readonly node: Node;
+  /** The text; null while the end of a node in it is not known. */
+  text(): string | null;
+}
 
 /** Builds the nodes of one grammar. */
 export class GrammarBuilder {
   readonly nodes: Node[] = [];
+  #steps = 0;
 
   node({ machine = null, isText = machine !== null, isEnd = false }: Partial<Node> = {}): Node {
-    if (this.nodes.length >= MOST_NODES)
-      throw new UsageError('the schema is too large; reduce maxItems or repetitions');
+    if (this.nodes.length >= MAX_NODES) throw new UsageError('the schema is too large; reduce maxItems or repetitions');
     const id = this.nodes.length;
     const node: Node = { id, edges: [], empty: [], calls: [], isEnd, machine, isText, close: null };
     this.nodes.push(node);
@@ -68,6 +78,23 @@ export class GrammarBuilder {
     return at;
   }
 
+  /** Adds texts from `from` to `to`. Common beginnings are one path, so that no place has as many ways as there are texts. */
+  literals(from: Node, texts: readonly string[], to: Node): void {
+    const next = new Map<Node, Map<number, Node>>();
+    for (const text of texts) {
+      let at = from;
+      for (let i = 0; i < text.length; i++) {
+        const byte = text.charCodeAt(i);
+        const known = next.get(at) ?? new Map<number, Node>();
+        next.set(at, known);
+        const node = known.get(byte) ?? this.literal(at, text[i]);
+        known.set(byte, node);
+        at = node;
+      }
+      if (!at.empty.includes(to)) at.empty.push(to);
+    }
+  }
+
   /** Adds a call of `rule`; returns the node after it. */
   call(from: Node, rule: Node): Node {
     const after = this.node();
@@ -81,47 +108,81 @@ export class GrammarBuilder {
     if (root.close === null)
       throw new UsageError('the schema allows no finite document: a value must contain itself, or bounds exclude all');
     this.#expectProgress();
+    this.#expectFewAlternatives();
   }
 
-  /** Shortest ends first: a node is visited again only when one of its successors ends sooner than known before. */
+  #step(): void {
+    this.#steps += 1;
+    if (this.#steps > MAX_STEPS) throw new UsageError('the schema is too large; reduce its options or repetitions');
+  }
+
+  /** Shortest ends first: a candidate is tried again only when a node in it ends sooner than known before. */
   #closeAll(): void {
-    const dependents = this.nodes.map((): Node[] => []);
+    const dependents = this.nodes.map((): Candidate[] => []);
     for (const node of this.nodes) {
-      for (const { to } of node.edges) dependents[to.id].push(node);
-      for (const to of node.empty) dependents[to.id].push(node);
+      for (const { low, to } of node.edges) {
+        const byte = String.fromCharCode(low);
+        dependents[to.id].push({ node, text: () => joined(byte, startClose(to)) });
+      }
+      for (const to of node.empty) dependents[to.id].push({ node, text: () => startClose(to) });
       for (const { rule, after } of node.calls) {
-        dependents[rule.id].push(node);
-        dependents[after.id].push(node);
+        const candidate = { node, text: () => joined(startClose(rule), startClose(after)) };
+        dependents[rule.id].push(candidate);
+        dependents[after.id].push(candidate);
       }
     }
     const byLength: Node[][] = [this.nodes.filter(({ isEnd }) => isEnd)];
+    for (const node of byLength[0]) node.close = '';
     for (let length = 0; length < byLength.length; length++) {
       const queue = byLength[length] ?? [];
-      for (let node = queue.pop(); node; node = queue.pop()) {
-        if (node.isEnd) node.close = '';
-        for (const one of dependents[node.id]) {
-          if (!improve(one)) continue;
-          const at = Math.max(length, one.close!.length);
+      for (let node = queue.pop(); node; node = queue.pop())
+        for (const candidate of dependents[node.id]) {
+          this.#step();
+          const text = candidate.text();
+          if (text === null || !closesSooner(text, candidate.node.close)) continue;
+          if (text.length > MAX_CLOSE) throw new UsageError('the shortest document of the schema is over 1 MiB');
+          candidate.node.close = text;
+          const at = Math.max(length, text.length);
           byLength[at] ??= [];
-          byLength[at].push(one);
+          byLength[at].push(candidate.node);
         }
-      }
     }
   }
 
   #expectProgress(): void {
     const rules = new Set(this.nodes.flatMap(({ calls }) => calls.map(({ rule }) => rule)));
     for (const rule of rules) {
-      const seen = new Set<Node>();
-      const queue = [rule];
-      for (let node = queue.pop(); node; node = queue.pop()) {
+      const isCyclic = this.#reach(rule, (node) => {
         const next = node.machine && !node.machine.isEnd(node.machine.start) ? [] : [...node.empty];
         for (const call of node.calls) next.push(call.rule, ...(call.rule.close === '' ? [call.after] : []));
-        if (next.includes(rule)) throw new UsageError('the schema refers to itself without an object or array between');
-        for (const one of next) if (!seen.has(one)) queue.push(one);
-        for (const one of next) seen.add(one);
-      }
+        return next;
+      }).includes(rule);
+      if (isCyclic) throw new UsageError('the schema refers to itself without an object or array between');
     }
+  }
+
+  /** Refuses what would make every step of a text slow. */
+  #expectFewAlternatives(): void {
+    for (const { edges } of this.nodes)
+      for (const { to } of edges)
+        if (to.empty.length + to.calls.length > 0)
+          this.#reach(to, ({ empty, calls }) => [...empty, ...calls.map(({ rule }) => rule)], MAX_ALTERNATIVES);
+  }
+
+  /** Nodes that are reached from `start` by `next`, which throws beyond `most`. `start` is one only if it reaches itself. */
+  #reach(start: Node, next: (node: Node) => readonly Node[], most = Number.POSITIVE_INFINITY): readonly Node[] {
+    const seen = new Set<Node>();
+    const queue = [start];
+    for (let node = queue.pop(); node; node = queue.pop())
+      for (const one of next(node)) {
+        this.#step();
+        if (seen.has(one)) continue;
+        seen.add(one);
+        queue.push(one);
+        if (seen.size > most)
+          throw new UsageError(`the schema allows more than ${most} alternatives at one place; reduce them`);
+      }
+    return [...seen];
   }
 }
 
@@ -136,23 +197,6 @@ function startClose(node: Node): string | null {
   return node.machine.close(node.machine.start) + node.close;
 }
 
-function improve(node: Node): boolean {
-  let best = node.isEnd ? '' : node.close;
-  const offer = (text: string | null) => {
-    if (text !== null && closesSooner(text, best)) best = text;
-  };
-  for (const { low, to } of node.edges) {
-    const rest = startClose(to);
-    if (rest !== null) offer(String.fromCharCode(low) + rest);
-  }
-  for (const to of node.empty) offer(startClose(to));
-  for (const { rule, after } of node.calls) {
-    const [inner, rest] = [startClose(rule), startClose(after)];
-    if (inner !== null && rest !== null) offer(inner + rest);
-  }
-  if (best === node.close) return false;
-  if (best !== null && best.length > MOST_CLOSE)
-    throw new UsageError('the shortest document of the schema is over 1 MiB');
-  node.close = best;
-  return true;
+function joined(first: string | null, second: string | null): string | null {
+  return first === null || second === null ? null : first + second;
 }

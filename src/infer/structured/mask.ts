@@ -17,9 +17,11 @@ interface AllowedTokens {
   readonly more: Int32Array;
 }
 
-const MOST_INNER = 512;
+const MAX_INNER = 512;
+/** Configurations whose tokens are found for each, and kept. */
+const FEW = 8;
 
-/** What texts of one vocabulary share: the tokens that are allowed inside strings. */
+/** Shared by all texts of one vocabulary: the tokens that are allowed inside strings. */
 export class InnerTokenCache {
   readonly tree: TokenTree;
   readonly #byKey = new Map<string, InnerTokens>();
@@ -34,7 +36,7 @@ export class InnerTokenCache {
     const [cache, key] = shared === null ? [grammar, `${node.id}:${state}`] : [this.#byKey, shared];
     let inner = cache.get(key);
     if (!inner) {
-      if (cache.size >= MOST_INNER) cache.clear();
+      if (cache.size >= MAX_INNER) cache.clear();
       inner = this.#compute(new States(), { node, state });
       cache.set(key, inner);
     }
@@ -131,7 +133,7 @@ export class StructuredMask implements TokenMask {
   }
 
   apply(logits: Float32Array): void {
-    const parts = this.#state.configurations.map((configuration) => this.#tokens(configuration));
+    const parts = this.#parts();
     const kept = parts.map(({ more }) => more);
     if (this.#state.isEnd) kept.push(Int32Array.from(this.#options.endTokens));
     const values = kept.map((tokens) => Float32Array.from(tokens, (token) => logits[token]));
@@ -175,19 +177,29 @@ export class StructuredMask implements TokenMask {
     return fewestTokens(this.#tree, next) <= this.#left - 1;
   }
 
+  /** The tokens of each configuration. Many that no other state shares are walked together, which visits each token once. */
+  #parts(): AllowedTokens[] {
+    const { configurations } = this.#state;
+    const isShared = ({ node, state }: Configuration) => node.machine?.sharedKey(state, this.#tree.longest) != null;
+    const own = configurations.filter((configuration) => !isShared(configuration));
+    if (own.length <= FEW) return configurations.map((configuration) => this.#tokens(configuration));
+    const shared = configurations.filter(isShared).map((configuration) => this.#tokens(configuration));
+    return [...shared, this.#walked(own)];
+  }
+
   /** The tokens of a set of configurations are those of each. */
   #tokens(configuration: Configuration): AllowedTokens {
     let allowed = this.#allowed.get(configuration);
     if (!allowed) {
-      allowed = configuration.node.isText ? this.#textTokens(configuration) : this.#walked(configuration);
+      allowed = configuration.node.isText ? this.#textTokens(configuration) : this.#walked([configuration]);
       this.#allowed.set(configuration, allowed);
     }
     return allowed;
   }
 
-  #walked(configuration: Configuration): AllowedTokens {
+  #walked(configurations: readonly Configuration[]): AllowedTokens {
     const more: number[] = [];
-    walk(this.#tree, this.#states, 0, this.#states.of([configuration]), (token) => {
+    walk(this.#tree, this.#states, 0, this.#states.of(configurations), (token) => {
       if (token >= 0) more.push(token);
     });
     return { shared: null, more: Int32Array.from(more) };

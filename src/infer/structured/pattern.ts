@@ -14,6 +14,10 @@ type Term =
 type Sequence = readonly { readonly term: Term; readonly least: number; readonly most: number }[];
 
 const LAST = 0x10ffff;
+/** Groups within each other. */
+const MAX_DEPTH = 100;
+/** Characters of a pattern that are repeated in a message. */
+const MAX_SHOWN = 100;
 const DIGIT: readonly Range[] = [[0x30, 0x39]];
 const WORD: readonly Range[] = [[0x30, 0x39], [0x41, 0x5a], [0x5f, 0x5f], [0x61, 0x7a]]; // biome-ignore format: one class per line
 const SPACE: readonly Range[] = [[9, 13], [32, 32], [0xa0, 0xa0], [0x1680, 0x1680], [0x2000, 0x200a], [0x2028, 0x2029], [0x202f, 0x202f], [0x205f, 0x205f], [0x3000, 0x3000], [0xfeff, 0xfeff]]; // biome-ignore format: one class per line
@@ -44,6 +48,7 @@ class PatternParser {
   readonly #pattern: string;
   readonly #characters: readonly string[];
   #at = 0;
+  #depth = 0;
 
   constructor(pattern: string) {
     this.#pattern = pattern;
@@ -57,7 +62,7 @@ class PatternParser {
   }
 
   #unsupported(what: string): UsageError {
-    return new UsageError(`pattern ${JSON.stringify(this.#pattern)}: ${what} is not supported`);
+    return new UsageError(`pattern ${JSON.stringify(this.#pattern.slice(0, MAX_SHOWN))}: ${what} is not supported`);
   }
 
   #peek(): string | undefined {
@@ -107,8 +112,11 @@ class PatternParser {
       if (this.#peek() !== ':') throw this.#unsupported(`the group (?${this.#peek() ?? ''}`);
       this.#take();
     }
+    this.#depth += 1;
+    if (this.#depth > MAX_DEPTH) throw this.#unsupported(`a group within ${MAX_DEPTH} others`);
     const options = this.#options();
     this.#take(')');
+    this.#depth -= 1;
     return { kind: 'group', options };
   }
 
@@ -153,7 +161,7 @@ class PatternParser {
       ranges.push([from, to]);
     }
     this.#take(']');
-    return isNegated ? complement(ranges) : ranges;
+    return complement(isNegated ? ranges : complement(ranges)); // also sorted, without overlaps
   }
 
   #classAtom(): readonly Range[] {

@@ -55,11 +55,13 @@ const FORMATS: Readonly<Record<string, string>> = {
   ipv4: `^${BYTE}(?:\\.${BYTE}){3}$`,
 };
 
-const MOST_DEPTH = 100;
-const MOST_ITEMS = 10_000;
-const MOST_LENGTH = 100_000;
+const MAX_DEPTH = 100;
+const MAX_ITEMS = 10_000;
+/** Options of `oneOf`: each is compared with all others. */
+const MAX_ONE_OF = 256;
+const MAX_LENGTH = 100_000;
 /** Columns of indentation after a line end. */
-const MOST_INDENT = 20;
+const MAX_INDENT = 20;
 
 /** Throws a `UsageError` that names the keyword and its place. */
 export function compileSchema(schema: JsonSchema): Grammar {
@@ -96,7 +98,7 @@ class SchemaCompiler {
     const known = this.#rules.get(members);
     if (known) return known;
     this.#depth += 1;
-    if (this.#depth > MOST_DEPTH) throw new UsageError(`${at}: the schema is nested deeper than ${MOST_DEPTH} levels`);
+    if (this.#depth > MAX_DEPTH) throw new UsageError(`${at}: the schema is nested deeper than ${MAX_DEPTH} levels`);
     const start = this.#builder.node();
     this.#rules.set(members, start);
     const end = this.#builder.node({ isEnd: true });
@@ -136,6 +138,8 @@ class SchemaCompiler {
 
   /** A value must not match two options of `oneOf`; this is decided by types, constants, and required constant properties. */
   #expectDisjoint(options: readonly unknown[], at: string): void {
+    if (options.length > MAX_ONE_OF)
+      throw new UsageError(`${place(at)}: "oneOf" has ${options.length} options; at most ${MAX_ONE_OF}`);
     const resolved = options.map((option, i) => this.#resolved(option, `${at}/oneOf/${i}`));
     for (const [i, a] of resolved.entries())
       for (const [j, b] of resolved.slice(0, i).entries())
@@ -163,7 +167,7 @@ class SchemaCompiler {
 
   #resolved(schema: unknown, at: string): Members {
     let members = typeof schema === 'boolean' ? {} : object(schema, at);
-    for (let i = 0; '$ref' in members && i < MOST_DEPTH; i++)
+    for (let i = 0; '$ref' in members && i < MAX_DEPTH; i++)
       members = object(this.#resolve(members['$ref'], at)[0], at);
     return members;
   }
@@ -186,9 +190,12 @@ class SchemaCompiler {
     if (!Array.isArray(values) || values.length === 0)
       throw new UsageError(`${place(at)}: "enum" must be a list of values`);
     const types = 'type' in schema ? typesOf(schema, at) : TYPES;
-    for (const value of values)
-      if (types.some((type) => isOfType(value, type)))
-        this.#builder.literal(start, bytesOf(JSON.stringify(value))).empty.push(end);
+    const allowed = values.filter((value) => types.some((type) => isOfType(value, type)));
+    this.#builder.literals(
+      start,
+      allowed.map((value) => bytesOf(JSON.stringify(value))),
+      end,
+    );
   }
 
   #typed(type: Type, schema: Members, at: string, start: Node, end: Node): void {
@@ -202,7 +209,7 @@ class SchemaCompiler {
   }
 
   #string(schema: Members, at: string, start: Node, end: Node): void {
-    const minLength = count(schema, 'minLength', at, MOST_LENGTH) ?? 0;
+    const minLength = count(schema, 'minLength', at, MAX_LENGTH) ?? 0;
     const maxLength = count(schema, 'maxLength', at) ?? Number.POSITIVE_INFINITY;
     const { pattern, format } = schema;
     const hasLength = 'minLength' in schema || 'maxLength' in schema;
@@ -264,7 +271,7 @@ class SchemaCompiler {
 
   #array(schema: Members, at: string, start: Node, end: Node): void {
     if (schema['uniqueItems'] !== undefined && schema['uniqueItems'] !== false) throw unsupported('uniqueItems', at);
-    const least = count(schema, 'minItems', at, MOST_ITEMS) ?? 0;
+    const least = count(schema, 'minItems', at, MAX_ITEMS) ?? 0;
     const most = count(schema, 'maxItems', at) ?? Number.POSITIVE_INFINITY;
     const first = list(schema['prefixItems']);
     const item = (i: number) =>
@@ -277,8 +284,8 @@ class SchemaCompiler {
     const open = builder.literal(start, '[');
     if (least === 0) open.empty.push(beforeClose);
     // Positions differ up to the last that has a bound or a schema of its own; from there on a loop reads the rest.
-    const last = Math.max(least, first.length, most === Number.POSITIVE_INFINITY ? 0 : Math.min(most, MOST_ITEMS + 1));
-    if (last > MOST_ITEMS) throw new UsageError(`${place(at)}: "maxItems" is at most ${MOST_ITEMS}`);
+    const last = Math.max(least, first.length, most === Number.POSITIVE_INFINITY ? 0 : Math.min(most, MAX_ITEMS + 1));
+    if (last > MAX_ITEMS) throw new UsageError(`${place(at)}: "maxItems" is at most ${MAX_ITEMS}`);
     let before = open;
     for (let i = 0; i < Math.min(most, last + 1); i++) {
       const comma = i === 0 ? before : builder.literal(before, ',');
@@ -357,7 +364,7 @@ class SchemaCompiler {
     builder.literal(start, ' ').isEnd = true;
     let at = builder.literal(start, '\n');
     at.isEnd = true;
-    for (let i = 0; i < MOST_INDENT; i++) {
+    for (let i = 0; i < MAX_INDENT; i++) {
       const next = builder.node({ isEnd: true });
       for (const byte of [9, 32]) at.edges.push({ low: byte, high: byte, to: next });
       at = next;

@@ -44,7 +44,9 @@ export interface State {
   fewestTokens: number;
 }
 
-const MOST_STATES = 4096;
+const MAX_STATES = 4096;
+/** Ways to read a text that are followed: of more, those that can end soonest. The text is a document in any case. */
+const MAX_CONFIGURATIONS = 2000;
 
 export class States {
   readonly #outermost = new Map<number | string, Configuration>();
@@ -68,7 +70,7 @@ export class States {
     const queue = [...kernel];
     let isEnd = false;
     const add = (node: Node, parent: Configuration | null) => {
-      // What cannot end is never begun.
+      // A value that cannot end is never begun.
       if (node.close !== null) queue.push(this.#configuration(node, node.machine?.start ?? '', parent));
     };
     for (let at = queue.pop(); at; at = queue.pop()) {
@@ -85,11 +87,12 @@ export class States {
         if (rule.close !== null && after.close !== null)
           add(rule, this.#configuration(after, after.machine?.start ?? '', parent));
     }
-    found.sort((a, b) => a.id - b.id);
-    const key = `${isEnd}:${found.map(({ id }) => id).join()}`;
+    const kept = found.length > MAX_CONFIGURATIONS ? soonest(found) : found;
+    kept.sort((a, b) => a.id - b.id);
+    const key = `${isEnd}:${kept.map(({ id }) => id).join()}`;
     let state = this.#states.get(key);
     if (!state) {
-      state = { configurations: found, isEnd, next: [], fewestTokens: -1 };
+      state = { configurations: kept, isEnd, next: [], fewestTokens: -1 };
       this.#states.set(key, state);
     }
     return state;
@@ -121,7 +124,7 @@ export class States {
 
   /** Forgets what is not part of `current` once there are too many states, so that memory is bounded; whether it did. */
   trim(current: State): boolean {
-    if (this.#states.size < MOST_STATES) return false;
+    if (this.#states.size < MAX_STATES) return false;
     this.#states.clear();
     this.#outermost.clear();
     current.next = [];
@@ -143,8 +146,16 @@ export class States {
   }
 }
 
+/** Those that can end soonest, the one of `closeOf` among them. */
+function soonest(configurations: readonly Configuration[]): Configuration[] {
+  const best = closeOf({ configurations, isEnd: false });
+  const rank = (one: Configuration) => (one.closeBytes === best.length && one.close() === best ? -1 : one.closeBytes);
+  const ranks = new Map(configurations.map((one) => [one, rank(one)]));
+  return [...configurations].sort((a, b) => ranks.get(a)! - ranks.get(b)! || a.id - b.id).slice(0, MAX_CONFIGURATIONS);
+}
+
 /** The first in byte order of the shortest ends of the text. */
-export function closeOf({ configurations, isEnd }: State): string {
+export function closeOf({ configurations, isEnd }: Pick<State, 'configurations' | 'isEnd'>): string {
   if (isEnd) return '';
   const least = closeBytes({ configurations, isEnd });
   let best: string | null = null;

@@ -15,7 +15,7 @@ interface CompiledFormat {
   readonly inner: MaskOptions['grammarInner'];
 }
 
-const MOST_FORMATS = 64;
+const MAX_FORMATS = 64;
 
 /** Response formats for the texts of one model. */
 export class StructuredOutput {
@@ -64,7 +64,7 @@ export class StructuredOutput {
     // The least recently used format is the first of the map.
     this.#formats.delete(key);
     this.#formats.set(key, compiled);
-    if (this.#formats.size > MOST_FORMATS) this.#formats.delete(this.#formats.keys().next().value!);
+    if (this.#formats.size > MAX_FORMATS) this.#formats.delete(this.#formats.keys().next().value!);
     return compiled;
   }
 }

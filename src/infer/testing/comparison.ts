@@ -16,7 +16,7 @@ import {
 
 /** A device rounds other sums than the replay: its errors are as large, not the same. At most 2 times as large were seen. */
 const LIMIT = 3;
-/** Of the mean over a sequence: one more rounding of every number. 1.2 was seen. */
+/** Limit of the mean over a sequence: one more rounding of every number. 1.2 was seen. */
 const MEAN_LIMIT = Math.SQRT2;
 
 /** By how much, in logarithms, the worst block taken scores less than the best that was left; 0 for a right selection. */
@@ -57,7 +57,7 @@ class Typical {
   }
 }
 
-/** What was found, the largest of each. */
+/** The findings, the largest of each. */
 export interface Findings {
   error: number;
   /** Relative to what rounding does. */
@@ -71,7 +71,9 @@ export class Comparison {
   readonly #weights: ReplayWeights;
   #exact: StepReplay;
   #rounded: StepReplay;
-  /** What rounding has done so far, to logits and to the scores of each layer: no token's limit is below the usual one. */
+  /**
+   * The effect of rounding so far, on logits and to the scores of each layer: no token's limit is below the usual one.
+   */
   #errors = new Typical();
   #shifts: Typical[];
   #logarithms = 0;

@@ -28,7 +28,7 @@ export interface Replayed {
   readonly scores: readonly (readonly Float64Array[])[];
 }
 
-/** What storing numbers does to them. */
+/** Rounds numbers as storing them does. */
 export type Rounding = (values: Float64Array) => Float64Array;
 export const toBf16: Rounding = (values) => rounded(values, 'bf16');
 export const unrounded: Rounding = (values) => values;

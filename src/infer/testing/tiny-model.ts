@@ -6,6 +6,7 @@ import { LanguageModel } from '../../model/language-model.js';
 import { type ComputeDtype, modelShape } from '../../model/shape.js';
 import { saveCheckpoint } from '../../run/checkpoint/save.js';
 import { modelTensors } from '../../run/safetensors.js';
+import type { Tensor } from '../../tensor/tensor.js';
 import { cpu } from '../../testing/devices.js';
 import { randomValues } from '../../testing/numbers.js';
 
@@ -39,6 +40,21 @@ export function tinyModel(
     value.write(value.read().map((weight, i) => (factors ? factors[i] : 10) * weight));
   }
   return model;
+}
+
+/** The model, and the number of tokens of each of its passes so far. */
+export function countingReads(model: LanguageModel): { model: LanguageModel; lengths: number[] } {
+  const lengths: number[] = [];
+  const counted = (name: 'logits' | 'hidden') => {
+    const pass = model[name].bind(model) as (...given: unknown[]) => unknown;
+    return (...given: unknown[]) => {
+      lengths.push((given[1] as Tensor).size);
+      return pass(...given);
+    };
+  };
+  const get = (target: LanguageModel, name: string | symbol) =>
+    name === 'logits' || name === 'hidden' ? counted(name) : Reflect.get(target, name, target);
+  return { model: new Proxy(model, { get }), lengths };
 }
 
 /** A checkpoint as training writes it, but for what only a resume needs. */

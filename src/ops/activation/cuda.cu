@@ -62,10 +62,10 @@ extern "C" __global__ void __launch_bounds__(256)
 swiglu_backward(const T* x, const T* dy, T* dx, i64 rows, i64 hidden, int accumulate) {
   const auto body = [=](i64 row, i64 i, auto n) {
     constexpr int N = decltype(n)::value;
-    const i64 at = row * 2 * hidden + i;
+    const i64 offset = row * 2 * hidden + i;
     float g[N], u[N], d[N];
-    load(g, x + at);
-    load(u, x + at + hidden);
+    load(g, x + offset);
+    load(u, x + offset + hidden);
     load(d, dy + row * hidden + i);
 #pragma unroll
     for (int k = 0; k < N; k++) {
@@ -74,8 +74,8 @@ swiglu_backward(const T* x, const T* dy, T* dx, i64 rows, i64 hidden, int accumu
       u[k] = d[k] * g[k] * s;
       g[k] = for_gate;
     }
-    store(dx + at, g, accumulate);
-    store(dx + at + hidden, u, accumulate);
+    store(dx + offset, g, accumulate);
+    store(dx + offset + hidden, u, accumulate);
   };
   if (hidden % WIDE<T> == 0 && aligned(x) && aligned(dy) && aligned(dx)) each_in_rows<WIDE<T>>(rows, hidden, body);
   else each_in_rows<1>(rows, hidden, body);

@@ -9,13 +9,13 @@ namespace {
 constexpr int64_t kFloats = 1 << 14;  // numbers of one task
 
 struct Step {
-  float gradient_scale, beta1, rest1, beta2, rest2, inverse_root_bias, epsilon, step_size, shrink;
+  float grad_scale, beta1, rest1, beta2, rest2, inverse_root_bias, epsilon, step_size, shrink;
 };
 
-void update(float* __restrict value, const float* __restrict gradient, float* __restrict m, float* __restrict v,
+void update(float* __restrict value, const float* __restrict grad, float* __restrict m, float* __restrict v,
             int64_t count, const Step s) {
   for (int64_t i = 0; i < count; ++i) {
-    const float g = gradient[i] * s.gradient_scale;
+    const float g = grad[i] * s.grad_scale;
     m[i] = multiply_add(s.beta1, m[i], s.rest1 * g);
     v[i] = multiply_add(s.beta2, v[i], s.rest2 * g * g);
     const float direction = m[i] / multiply_add(std::sqrt(v[i]), s.inverse_root_bias, s.epsilon);
@@ -25,13 +25,13 @@ void update(float* __restrict value, const float* __restrict gradient, float* __
 }
 
 struct Scalars {
-  float gradient_scale, max_norm, step_size, inverse_root_bias, learning_rate;
+  float grad_scale, max_norm, step_size, inverse_root_bias, learning_rate;
 };
 
 struct Record {
   int64_t size, first_piece;
   float* value;
-  const float* gradient;
+  const float* grad;
   float *m, *v;
   void* rounded;
   double weight_decay;
@@ -46,27 +46,27 @@ struct Piece {
 extern "C" {
 
 // `rounded` is the bf16 copy that a GPU computes with; here nothing reads one.
-void adamw_step(float* value, const float* gradient, float* m, float* v, void* rounded, int64_t count,
-                float gradient_scale, float beta1, float rest1, float beta2, float rest2, float inverse_root_bias,
-                float epsilon, float step_size, float shrink) {
+void adamw_step(float* value, const float* grad, float* m, float* v, void* rounded, int64_t count, float grad_scale,
+                float beta1, float rest1, float beta2, float rest2, float inverse_root_bias, float epsilon,
+                float step_size, float shrink) {
   (void)rounded;
-  const Step step{gradient_scale, beta1, rest1, beta2, rest2, inverse_root_bias, epsilon, step_size, shrink};
+  const Step step{grad_scale, beta1, rest1, beta2, rest2, inverse_root_bias, epsilon, step_size, shrink};
   parallel_chunks(count, kFloats, [&](int64_t begin, int64_t end) {
-    update(value + begin, gradient + begin, m + begin, v + begin, end - begin, step);
+    update(value + begin, grad + begin, m + begin, v + begin, end - begin, step);
   });
 }
 
-// factor[0] = what gradients are multiplied by so that their norm is at most max_norm; NaN where the norm is not finite.
+// factor[0] = the factor that limits the norm of the gradients to max_norm; NaN if the norm is not finite.
 // sums = {sum of squares, count of NaN and inf} or null.
 void adamw_factor(const double* sums, const Scalars* scalars, float* factor) {
-  const float scale = scalars->gradient_scale, most = scalars->max_norm;
+  const float scale = scalars->grad_scale, max_norm = scalars->max_norm;
   if (sums == nullptr) {
     factor[0] = scale;
     return;
   }
   const double norm = std::sqrt(sums[0]) * std::fabs(static_cast<double>(scale));
   const bool finite = sums[1] == 0 && norm < INFINITY;
-  factor[0] = finite ? static_cast<float>(norm > most ? scale * (most / norm) : scale) : NAN;
+  factor[0] = finite ? static_cast<float>(norm > max_norm ? scale * (max_norm / norm) : scale) : NAN;
 }
 
 // All parameters, in pieces of kFloats. Does nothing where the factor is not a number.
@@ -80,8 +80,8 @@ void adamw_step_all(const Record* records, const Piece* pieces, const Scalars* s
       const Record& r = records[pieces[p].record];
       const float shrink = static_cast<float>(numbers.learning_rate * r.weight_decay);
       const Step step{scale, beta1, rest1, beta2, rest2, numbers.inverse_root_bias, epsilon, numbers.step_size, shrink};
-      const int64_t at = pieces[p].index * kFloats, left = r.size - at;
-      update(r.value + at, r.gradient + at, r.m + at, r.v + at, left < kFloats ? left : kFloats, step);
+      const int64_t offset = pieces[p].index * kFloats, left = r.size - offset;
+      update(r.value + offset, r.grad + offset, r.m + offset, r.v + offset, left < kFloats ? left : kFloats, step);
     }
   });
 }

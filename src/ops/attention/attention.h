@@ -1,9 +1,9 @@
-// What all attention kernels share: packed keys and values, the softmax over one block of keys, and its gradient.
+// Shared by all attention kernels: packed keys and values, the softmax over one block of keys, and its gradient.
 //
 // Rows are (token, head) pairs of one KV group: the heads of a group share keys, so they are multiplied together.
 // Scores live in the base-2 domain: queries are scaled by log2(e)/sqrt(dk), and exp2 is all the kernels need.
 //
-// Where tokens of a tile see different parts of a block, the unseen probabilities are set to zero: zero times a finite
+// If tokens of a tile see different parts of a block, the unseen probabilities are set to zero: zero times a finite
 // number adds nothing, so the result is bit for bit that of the seen keys alone. But zero times infinity is NaN and
 // would let the future through: a block that holds numbers that are not finite is worked through token by token
 // instead, over exactly the keys the token sees.
@@ -48,7 +48,8 @@ enum Slot {
   kGradKeys,
   kGradValues,
   kMembers,
-  kRanges
+  kRanges,
+  kExtra
 };
 
 // The rows of a head lie apart from token to token, where processors do not fetch ahead by themselves. So a loop over
@@ -163,8 +164,17 @@ struct Softmax {
 struct Buffers {
   float* scores;          // [rows][pad(size)]
   float* products;        // [rows][pad(dv)]
-  float* kept = nullptr;  // where the scores of the block's first key go before they become probabilities, if anywhere
+  float* kept = nullptr;  // receives the scores of the block's first key before they become probabilities; or null
   int64_t kept_stride = 0;  // from row to row there
+  // [state row]: what the block adds to the softmax sum, as a multiple of 2 to the power of `block_top`; or null.
+  float *block_sum = nullptr, *block_top = nullptr;
+
+  // For a state that starts at a later row.
+  Buffers from(int64_t row) const {
+    Buffers part = *this;
+    if (block_sum) part.block_sum += row, part.block_top += row;
+    return part;
+  }
 };
 
 // The keys of a block that a row sees: [low, high).
@@ -229,6 +239,7 @@ inline void forward_block(const Shape& shape, int64_t rows, const float* query, 
       state.maximum[at] = now;
       store(state.sum + at * kLanes, multiply_add(load(state.sum + at * kLanes), splat(shrink), total));
       shrink_of[i] = shrink;
+      if (buffers.block_sum) buffers.block_sum[at] = sum(total), buffers.block_top[at] = now;
     }
     multiply<Into::kOverwrite>(count, scores + (seen.low - start), columns, 1, values + seen.low * dv_width, dv_width,
                                buffers.products, dv_width, seen.high - seen.low, dv_width);
@@ -260,7 +271,7 @@ inline void finish_rows(const Shape& shape, const Softmax& state, int64_t row, i
   }
 }
 
-// What the backward needs of one block of keys, packed four ways.
+// One block of keys and values for the backward pass, packed four ways.
 struct KeyBlock {
   const float* keys_t;    // [dk][width]
   const float* values_t;  // [dv][width]
@@ -279,10 +290,21 @@ struct GradientRows {
   float* d_query;      // [rows][pad(dk)], overwritten, still without the factor 1/sqrt(dk)
   float* scores;       // [rows][width]
   float* d_scores;     // [rows][width]
+  // [tokens][width], added to the gradient of every probability of the token's rows; null for none.
+  const float* extra = nullptr;
+  int64_t width = 0;
 
   // The same from a later row on; results of the call go to the start of the buffers.
-  GradientRows from(int64_t row, int64_t dk_width, int64_t dv_width) const {
-    return {query + row * dk_width, d_out + row * dv_width, lse + row, delta + row, d_query, scores, d_scores};
+  GradientRows from(const Shape& shape, int64_t row) const {
+    return {query + row * pad(shape.dk),
+            d_out + row * pad(shape.dv),
+            lse + row,
+            delta + row,
+            d_query,
+            scores,
+            d_scores,
+            extra ? extra + row / shape.per_group() * width : nullptr,
+            width};
   }
 };
 
@@ -307,6 +329,10 @@ inline void backward_block(const Shape& shape, int64_t rows, const GradientRows&
     for (int64_t r = first; r < first + count; ++r, p += columns, ds += columns) {
       const vec lse = splat(g.lse[r]), delta = splat(g.delta[r]);
       if (ranges) mask_row(p + begin, start + begin, end - begin, ranges[r], kNone);
+      if (g.extra) {
+        const float* extra = g.extra + r / shape.per_group() * g.width + start;
+        for (int64_t c = begin; c < end; c += kLanes) store(ds + c, load(ds + c) + load(extra + c));
+      }
       for (int64_t c = begin; c < end; c += kLanes) {
         const vec probability = exp2(load(p + c) - lse);
         store(p + c, probability);

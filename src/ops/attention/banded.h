@@ -5,7 +5,7 @@
 
 namespace attention {
 
-// What `Visible` is for each kind of attention: token t sees the keys [low(t), high(t)).
+// `Visible` for each kind of attention: token t sees the keys [low(t), high(t)).
 struct Causal {
   int64_t low(int64_t) const { return 0; }
   int64_t high(int64_t t) const { return t + 1; }
@@ -28,7 +28,7 @@ inline int64_t tile_tokens(const Shape& shape) {
   return std::min(kMostTokens, std::max<int64_t>(1, kRowTarget / shape.per_group()));
 }
 
-// What every branch kernel is given, filled by attendBranch in branch.ts: 8 bytes a field, in this order.
+// Arguments of every branch kernel, filled by attendBranch in branch.ts: 8 bytes a field, in this order.
 struct AttentionArguments {
   const float *q, *k, *v;                // [tokens, heads, dk], [keys, groups, dk], [keys, groups, dv]
   const int32_t *offsets, *key_offsets;  // [sequences + 1], where each sequence begins, in tokens and in keys
@@ -42,7 +42,7 @@ struct AttentionArguments {
 struct Inputs {
   Shape shape;
   const float *query, *keys, *values;
-  const int32_t *offsets, *key_offsets;  // where each sequence begins, in tokens and in keys
+  const int32_t *offsets, *key_offsets;  // start of each sequence, in tokens and in keys
   int64_t sequences;
 
   static Inputs of(const AttentionArguments& a) {
@@ -63,7 +63,7 @@ template <class Body> inline void for_each_tile(const Inputs& in, int64_t size, 
   });
 }
 
-// What the rows of a tile see of one block: the range that covers all of them, and each row's own where they differ.
+// Keys of one block that the rows of a tile see: the range that covers all rows, and each row's own if they differ.
 struct TileRanges {
   int64_t low, high;
   const Range* rows;  // null when every token sees all of [low, high)
@@ -193,7 +193,7 @@ template <class Cell> inline void for_each_cell(const Inputs& in, int64_t chunk,
   }
 }
 
-// How many phases the longest sequence needs.
+// Number of phases of the longest sequence.
 inline int64_t chunk_count(const Inputs& in, int64_t chunk) {
   int64_t most = 0;
   for (int64_t s = 0; s < in.sequences; ++s)
@@ -271,13 +271,20 @@ inline void clear_gradients(const Inputs& in, const Gradients& g) {
   clear_unless(g.accumulate_values, g.d_values, keys * shape.groups * shape.dv);
 }
 
+// Adds nothing to the gradients of probabilities (`banded_gradients`).
+struct NoExtra {
+  const float* rows(int64_t, int64_t, int64_t, int64_t, int64_t, int64_t) const { return nullptr; }
+};
+
 // `chunk` tokens and chunk/keys_per_token keys make a cell; Visible must not let phase p reach past `phases`.
-template <class Visible> void banded_backward(const Inputs& in, const Visible& visible, const Gradients& g,
-                                              int64_t chunk, int64_t key_chunk, int64_t phases) {
+// `delta` is subtracted from the gradient of every probability of a row. `extra.rows(s, group, t0, t1, k0, width)`
+// returns what is added to those of keys [k0, k0 + width) for the rows of each token, [t1 - t0][width], or null.
+template <class Visible, class Extra>
+void banded_gradients(const Inputs& in, const Visible& visible, const Gradients& g, const float* delta,
+                      const Extra& extra, int64_t chunk, int64_t key_chunk, int64_t phases) {
   const Shape& shape = in.shape;
-  const int64_t h = shape.per_group(), dk_width = pad(shape.dk), dv_width = pad(shape.dv);
+  const int64_t h = shape.per_group(), dk_width = pad(shape.dk);
   clear_gradients(in, g);
-  const float* delta = row_deltas(g.out, g.d_out, in.tokens() * shape.heads, shape.dv);
   const Packed packed = pack_for_backward(in, kKeyBlock);
   const int64_t size = tile_tokens(shape);
   for_each_cell(in, chunk, phases, [&](int64_t s, int64_t group, int64_t a, int64_t b) {
@@ -292,8 +299,10 @@ template <class Visible> void banded_backward(const Inputs& in, const Visible& v
       for (int64_t t0 = t_begin; t0 < t_end; t0 += size) {
         const int64_t t1 = std::min(t0 + size, t_end);
         if (visible.high(t1 - 1) <= k0 || visible.low(t0) >= k0 + valid) continue;
-        const GradientRows rows = gather_gradient_rows(shape, in.query, g.lse, g.d_out, delta, token0, nullptr, t0,
-                                                       t1 - t0, group, block.width);
+        GradientRows rows = gather_gradient_rows(shape, in.query, g.lse, g.d_out, delta, token0, nullptr, t0, t1 - t0,
+                                                 group, block.width);
+        rows.extra = extra.rows(s, group, t0, t1, k0, block.width);
+        rows.width = block.width;
         const auto add = [&](int64_t first_row, int64_t t) {
           add_query_gradient(shape, rows.d_query + first_row * dk_width, h,
                              g.d_query + ((token0 + t) * shape.heads + group * h) * shape.dk);
@@ -307,7 +316,7 @@ template <class Visible> void banded_backward(const Inputs& in, const Visible& v
         for (int64_t t = t0; t < t1; ++t) {
           const Range range = ranges.rows[(t - t0) * h];
           if (range.low >= range.high) continue;
-          backward_block(shape, h, rows.from((t - t0) * h, dk_width, dv_width), block, range.low, range.high, nullptr);
+          backward_block(shape, h, rows.from(shape, (t - t0) * h), block, range.low, range.high, nullptr);
           add(0, t);
         }
       }
@@ -315,6 +324,12 @@ template <class Visible> void banded_backward(const Inputs& in, const Visible& v
                         g.d_values + (key0 + k0) * shape.groups * shape.dv);
     }
   });
+}
+
+template <class Visible> void banded_backward(const Inputs& in, const Visible& visible, const Gradients& g,
+                                              int64_t chunk, int64_t key_chunk, int64_t phases) {
+  const float* delta = row_deltas(g.out, g.d_out, in.tokens() * in.shape.heads, in.shape.dv);
+  banded_gradients(in, visible, g, delta, NoExtra{}, chunk, key_chunk, phases);
 }
 
 // A chunk size that is a multiple of `unit` and cuts the longest sequence into at most kChunks pieces.

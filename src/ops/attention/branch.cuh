@@ -9,7 +9,7 @@
 // from the offsets on the device, so the host need not know how long sequences are. Nothing is added atomically: every
 // sum has one owner and one order, and results are the same bits in every run.
 //
-// Where rows of a tile see different keys, the unseen probabilities are zero, and zero times a finite number adds
+// If rows of a tile see different keys, the unseen probabilities are zero, and zero times a finite number adds
 // nothing. But zero times infinity is NaN and would let the future through: a tile that holds
 // infinities or NaN is multiplied with the mask tested for every product.
 #pragma once
@@ -17,7 +17,7 @@
 #include "elements.cuh"
 
 #ifndef ELEMENT
-#define ELEMENT f32  // what queries, keys, values and their gradients are in memory: f32 or bf16
+#define ELEMENT f32  // type of queries, keys, values and their gradients in memory: f32 or bf16
 #endif
 #ifndef KEY_CHUNKS
 #define KEY_CHUNKS 1  // head sizes in chunks of 64 columns, rounded up
@@ -221,7 +221,7 @@ __device__ __forceinline__ int used_columns(int width, int chunk) {
 
 struct Inputs {
   const Element *q, *k, *v;          // [tokens, heads, dk], [keys, groups, dk], [keys, groups, dv]
-  const int *offsets, *key_offsets;  // where each sequence begins, in tokens and in keys
+  const int *offsets, *key_offsets;  // start of each sequence, in tokens and in keys
   i64 sequences;
   int heads, groups, dk, dv;
 

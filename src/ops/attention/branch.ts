@@ -31,7 +31,7 @@ export function headShape(what: string, { q, k, v }: AttentionInputs, tokens: Se
   return shape;
 }
 
-/** What every branch kernel is given: `AttentionArguments` of attention.h, whose fields have this order. */
+/** The arguments of every branch kernel: `AttentionArguments` of attention.h, whose fields have this order. */
 export interface AttentionArguments {
   readonly q: Tensor;
   readonly k: Tensor;
@@ -68,8 +68,28 @@ interface BranchCall {
   readonly backward: (given: StructArgument) => void;
 }
 
+/** A branch whose backward rule is not recorded yet. */
+export interface UnrecordedBranch extends AttentionOutput {
+  /** Records the rule; `also` computes more than the branch's own gradients. */
+  record(also?: ExtendedBackward): void;
+}
+
+/** A backward kernel of a branch that adds the gradient of something else. */
+export interface ExtendedBackward {
+  /** Tensors it reads besides those of the branch. */
+  readonly saved: readonly Tensor[];
+  backward(given: StructArgument): void;
+}
+
 /** Runs one branch and records its backward rule. */
 export function attendBranch(tape: Tape, inputs: AttentionInputs, call: BranchCall): AttentionOutput {
+  const { out, lse, record } = startBranch(tape, inputs, call);
+  record();
+  return { out, lse };
+}
+
+/** Runs one branch. */
+export function startBranch(tape: Tape, inputs: AttentionInputs, call: BranchCall): UnrecordedBranch {
   const { tokens, keys, saved = [] } = call;
   const { heads, groups, dk, dv } = headShape(call.name, inputs, tokens, keys);
   const { q, k, v } = inputs;
@@ -97,12 +117,13 @@ export function attendBranch(tape: Tape, inputs: AttentionInputs, call: BranchCa
     accumulateV: 0,
   };
   call.forward({ ...given });
-  recordAttention(tape, inputs, { out, lse }, saved, (dOut, gradients) => {
-    const [accumulateQ, accumulateK, accumulateV] = gradients.flags;
-    const { dq, dk: dKeys, dv: dValues } = gradients;
-    call.backward({ ...given, dOut, dq, dKeys, dValues, accumulateQ, accumulateK, accumulateV });
-  });
-  return { out, lse };
+  const record = (also: ExtendedBackward = { saved: [], backward: call.backward }) =>
+    recordAttention(tape, inputs, { out, lse }, [...saved, ...also.saved], (dOut, gradients) => {
+      const [accumulateQ, accumulateK, accumulateV] = gradients.flags;
+      const { dq, dk: dKeys, dv: dValues } = gradients;
+      also.backward({ ...given, dOut, dq, dKeys, dValues, accumulateQ, accumulateK, accumulateV });
+    });
+  return { out, lse, record };
 }
 
 /** Gradients a kernel must fill, with its accumulate flags. Inputs that need no gradient get temporary memory. */

@@ -15,7 +15,11 @@ export interface AttentionCounts {
   readonly attention_portable: number;
 }
 
-/** Counts which attention kernels ran. */
+/**
+ * Counts which attention kernels ran.
+ *
+ * @opaque
+ */
 export class AttentionCounters {
   /** i32 [3] on the device: union, outer, gather. */
   readonly served: Tensor;

@@ -6,7 +6,7 @@ import { nsaLayout } from '../../testing/nsa.js';
 import { relativeError } from '../../testing/numbers.js';
 import { differentSelections } from '../../testing/selection.js';
 import { Sequences } from '../common/sequences.js';
-import { nativeSparseAttention, sparseLayout } from './nsa.js';
+import { nativeSparseAttention } from './nsa.js';
 import { importance } from './select/reference.js';
 
 describe.each(devices())('attention core on $name', ({ device, dtype }) => {
@@ -17,9 +17,9 @@ describe.each(devices())('attention core on $name', ({ device, dtype }) => {
     const inputs = Object.fromEntries(
       Object.entries(given).map(([name, input]) => [name, tape.watch(tape.own(upload(device(), input)))]),
     ) as unknown as Parameters<typeof nativeSparseAttention>[1];
-    const layout = sparseLayout(new Sequences(device(), example.lengths), example.sparse);
+    const tokens = tape.hold(new Sequences(device(), example.lengths));
     const errors: number[] = [];
-    const outputs = nativeSparseAttention(tape, inputs, layout, example.sparse, {
+    const outputs = nativeSparseAttention(tape, inputs, tokens, example.sparse, {
       parity,
       onCompare: (error) => errors.push(error),
     });

@@ -2,17 +2,18 @@
  * The core of Native Sparse Attention: compressed, selected and window attention over given queries, keys and values,
  * summed by given gates. Projections, positions and the gate itself belong to the attention module (src/model).
  */
-import { dispose } from '../../tensor/dispose.js';
+import { UsageError } from '../../errors.js';
 import type { Tape } from '../../tensor/tape.js';
 import type { Tensor } from '../../tensor/tensor.js';
-import { expectCompressed, type Sequences } from '../common/sequences.js';
+import type { Sequences } from '../common/sequences.js';
 import { combine } from './combine/op.js';
-import { compressedAttention } from './compressed/op.js';
+import { startCompressed } from './compressed/op.js';
 import type { AttentionCounters } from './counters.js';
 import { type FusedOptions, fusedRefusal, fusedSparseAttention } from './fused/op.js';
 import { compareWithReference, referenceSparseAttention } from './parity.js';
+import { scorerLoss } from './scorer-loss/op.js';
 import { selectBlocks } from './select/op.js';
-import { type SelectedOptions, selectedAttention } from './selected/op.js';
+import { attendSelected, type SelectedOptions } from './selected/op.js';
 import { type SparseShape, validateShapes } from './shape.js';
 import { windowAttention } from './window/op.js';
 
@@ -32,12 +33,6 @@ export interface SparseInputs {
   readonly gates: Tensor;
 }
 
-/** Sequence offsets in tokens and in compressed blocks. */
-export interface SparseLayout {
-  readonly tokens: Sequences;
-  readonly blocks: Sequences;
-}
-
 /** Results of `nativeSparseAttention`. */
 export interface SparseOutputs {
   /** [T, H, dv] */
@@ -47,18 +42,8 @@ export interface SparseOutputs {
   readonly oWin: Tensor;
   /** i32 [T, G, n_sel], ascending, -1 where fewer blocks exist. */
   readonly selected: Tensor;
-}
-
-/** A layout that owns the memory of its `blocks`; `tokens` stay the caller's. */
-export interface OwnedSparseLayout extends SparseLayout, Disposable {
-  /** Frees the tables of the layout. */
-  free(): void;
-}
-
-/** The layout of sequences in tokens and in compressed blocks of `l` tokens with stride `d`. */
-export function sparseLayout(tokens: Sequences, { l, d }: Pick<SparseShape, 'l' | 'd'>): OwnedSparseLayout {
-  const blocks = tokens.compressed(l, d);
-  return { tokens, blocks, free: () => blocks.free(), [dispose]: () => blocks[dispose]() };
+  /** [1], with `scorerWeight` only. */
+  readonly scorerLoss?: Tensor;
 }
 
 /** Which kernels compute sparse attention. */
@@ -71,26 +56,32 @@ export interface SparseOptions extends SelectedOptions, FusedOptions {
   readonly fusedFrom?: number;
   /** Counts which kernels ran (CUDA). */
   readonly counters?: AttentionCounters;
+  /** Weight of the scorer loss, whose gradient is added in the backward pass. Default 0: none. */
+  readonly scorerWeight?: number;
 }
 
 /** Native Sparse Attention on given queries, keys, values and gates: three branches and their gated sum. */
 export function nativeSparseAttention(
   tape: Tape,
   inputs: SparseInputs,
-  layout: SparseLayout,
+  tokens: Sequences,
   sparse: SparseShape,
   options: SparseOptions = {},
 ): SparseOutputs {
-  expectCompressed('nativeSparseAttention', layout.tokens, layout.blocks, sparse);
-  if (options.parity) return referenceSparseAttention(tape, inputs, layout, sparse);
+  const isScored = (options.scorerWeight ?? 0) > 0;
+  if (isScored && options.parity)
+    throw new UsageError('train.scorer_loss: not part of the reference that runtime.reference_kernels uses; set 0');
+  if (options.parity) return referenceSparseAttention(tape, inputs, tokens, sparse);
   const { q, kSel, vSel } = inputs;
   const heads = { heads: q.shape[1], groups: kSel.shape[1], dk: q.shape[2], dv: vSel.shape[2] };
   validateShapes(heads, sparse);
-  const refusal = fusedRefusal({ heads, sparse, dtype: q.dtype, tokens: layout.tokens }, tape.device, options);
+  const refusal = isScored
+    ? 'train.scorer_loss runs beside the branch kernels'
+    : fusedRefusal({ heads, sparse, dtype: q.dtype, tokens }, tape.device, options);
   if (refusal !== null) options.counters?.refused(refusal);
   const attend = refusal === null ? fusedSparseAttention : branchByBranch;
-  const outputs = attend(tape, inputs, layout, sparse, options);
-  options.onCompare?.(compareWithReference(inputs, layout, sparse, outputs));
+  const outputs = attend(tape, inputs, tokens, sparse, options);
+  options.onCompare?.(compareWithReference(inputs, tokens, sparse, outputs));
   return outputs;
 }
 
@@ -98,15 +89,23 @@ export function nativeSparseAttention(
 function branchByBranch(
   tape: Tape,
   inputs: SparseInputs,
-  { tokens, blocks }: SparseLayout,
+  tokens: Sequences,
   sparse: SparseShape,
   options: SparseOptions,
 ): SparseOutputs {
   const { q, kCmp, vCmp, kSel, vSel, kWin, vWin, gates } = inputs;
-  const { out: oCmp, lse } = compressedAttention(tape, { q, k: kCmp, v: vCmp }, tokens, blocks, sparse);
-  const selected = selectBlocks(tape, { q, k: kCmp, lse }, tokens, blocks, sparse);
-  const oSel = selectedAttention(tape, { q, k: kSel, v: vSel }, selected, tokens, sparse.lSel, options);
+  const { scorerWeight = 0 } = options;
+  const { out: oCmp, lse: lseCmp, record } = startCompressed(tape, { q, k: kCmp, v: vCmp }, tokens, sparse);
+  // Gradients of queries are added up in the reverse order of these calls.
+  if (scorerWeight === 0) record();
+  const selected = selectBlocks(tape, { q, k: kCmp, lse: lseCmp }, tokens, sparse);
+  const mass = scorerWeight === 0 ? null : tape.empty(selected.shape);
+  const kernel = mass ? { ...options, mass } : options;
+  const { out: oSel } = attendSelected(tape, { q, k: kSel, v: vSel }, selected, tokens, sparse.lSel, kernel);
+  const scorer = mass && scorerLoss(tape, { q, kCmp, lseCmp, selected, mass }, tokens, sparse, scorerWeight);
+  if (scorer) record(scorer);
+  for (const tensor of scorer?.saved ?? []) if (tensor !== selected) tape.drop(tensor);
   const oWin = windowAttention(tape, { q, k: kWin, v: vWin }, tokens, sparse.w);
   const out = combine(tape, gates, oCmp, oSel, oWin);
-  return { out, oCmp, oSel, oWin, selected };
+  return { out, oCmp, oSel, oWin, selected, ...(scorer && { scorerLoss: scorer.loss }) };
 }

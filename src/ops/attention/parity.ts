@@ -1,11 +1,12 @@
 /**
- * The attention core by its float64 reference, instead of all kernels (runtime.force_parity), and the comparison of
+ * The attention core by its float64 reference, instead of all kernels (runtime.reference_kernels), and the comparison of
  * the kernels with it (runtime.debug_compare). Slow: for debugging only.
  */
 import type { Tape } from '../../tensor/tape.js';
 import type { Tensor } from '../../tensor/tensor.js';
 import { relativeError } from '../common/distance.js';
-import type { SparseInputs, SparseLayout, SparseOutputs } from './nsa.js';
+import type { Sequences } from '../common/sequences.js';
+import type { SparseInputs, SparseOutputs } from './nsa.js';
 import { type NsaInputs, type NsaLayout, nsaBackward, nsaForward } from './reference.js';
 import { type HeadShape, type SparseShape, validateShapes } from './shape.js';
 
@@ -14,19 +15,19 @@ const NAMES = ['q', 'kCmp', 'vCmp', 'kSel', 'vSel', 'kWin', 'vWin', 'gates'] as 
 export function referenceSparseAttention(
   tape: Tape,
   inputs: SparseInputs,
-  layout: SparseLayout,
+  tokens: Sequences,
   sparse: SparseShape,
 ): SparseOutputs {
   const heads = headsOf(inputs);
   validateShapes(heads, sparse);
   const values = hostValues(inputs);
-  const place = referenceLayout(layout, heads, sparse);
+  const place = referenceLayout(tokens, heads, sparse);
   const result = nsaForward(values, place);
-  const shape = [layout.tokens.total, heads.heads, heads.dv];
+  const shape = [tokens.total, heads.heads, heads.dv];
   const [out, oCmp, oSel, oWin] = [result.out, result.oCmp, result.oSel, result.oWin].map((x) =>
     tape.from(x, shape, inputs.q.dtype),
   );
-  const selected = tape.from(result.selected, [layout.tokens.total, heads.groups, sparse.nSel], 'i32');
+  const selected = tape.from(result.selected, [tokens.total, heads.groups, sparse.nSel], 'i32');
   const given = NAMES.map((name) => inputs[name]);
   tape.record(given, [out], [], () => {
     const dOut = tape.gradient(out);
@@ -46,12 +47,12 @@ export function referenceSparseAttention(
 /** ‖kernel - reference‖/‖reference‖ of the output, with the kernel's own selection. */
 export function compareWithReference(
   inputs: SparseInputs,
-  layout: SparseLayout,
+  tokens: Sequences,
   sparse: SparseShape,
   outputs: SparseOutputs,
 ): number {
   const selected = outputs.selected.read() as Int32Array;
-  const expected = nsaForward(hostValues(inputs), referenceLayout(layout, headsOf(inputs), sparse), selected).out;
+  const expected = nsaForward(hostValues(inputs), referenceLayout(tokens, headsOf(inputs), sparse), selected).out;
   return relativeError(outputs.out.read(), expected);
 }
 
@@ -65,6 +66,6 @@ function hostValues(inputs: SparseInputs): NsaInputs {
   ) as unknown as NsaInputs;
 }
 
-function referenceLayout({ tokens, blocks }: SparseLayout, heads: HeadShape, sparse: SparseShape): NsaLayout {
-  return { starts: tokens.starts, cmpStarts: blocks.starts, heads, sparse };
+function referenceLayout(tokens: Sequences, heads: HeadShape, sparse: SparseShape): NsaLayout {
+  return { starts: tokens.starts, cmpStarts: tokens.compressed(sparse).starts, heads, sparse };
 }

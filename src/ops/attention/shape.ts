@@ -37,7 +37,7 @@ export interface SparseShape extends ForcedBlocks {
   readonly selection?: 'best' | 'chunked';
 }
 
-/** What decides on the blocks of a token, given their importance. */
+/** The settings that decide on the blocks of a token, given their importance. */
 export type SelectionRule = ForcedBlocks & Pick<SparseShape, 'selection'>;
 
 const MAX_HEADS_PER_GROUP = 32;

@@ -17,9 +17,9 @@ export interface FusedColumns {
   /** Besides the projection. */
   readonly inputs: readonly Tensor[];
   readonly outputs: readonly Tensor[];
-  /** What `backward` reads. */
+  /** Tensors that `backward` reads. */
   readonly saved: readonly Tensor[];
-  /** Of the projection's gradient, where it is wanted. */
+  /** Largest magnitude of the projection's gradient, where it is wanted. */
   readonly largest?: LargestMagnitude | null;
   /** Writes all of its columns of the projection's gradient, or adds to them; `largest` as a kernel takes it. */
   backward(dFused: GradientTarget, largest: Tensor | null): void;

@@ -14,7 +14,8 @@ export class Sequences implements Disposable {
   readonly starts: Int32Array;
   /** The same on the device. */
   readonly offsets: Tensor;
-  readonly #inBlocks = new Map<number, Sequences>();
+  /** Layouts of blocks, by their size and stride; freed with this one. */
+  readonly #blocks = new Map<string, Sequences>();
 
   constructor(device: Device, lengths: readonly number[]) {
     for (const length of lengths)
@@ -60,25 +61,21 @@ export class Sequences implements Disposable {
     return this.lengths.reduce((most, length) => Math.max(most, length), 0);
   }
 
-  /** The layout of compressed blocks: floor((S-l)/d)+1 per sequence, none when S < l. */
-  compressed(block: number, stride: number): Sequences {
-    return new Sequences(
-      this.device,
-      this.lengths.map((length) => compressedCount(length, block, stride)),
-    );
+  /** The layout of compressed blocks: floor((S-l)/d)+1 per sequence, none when S < l. Made once, freed with this one. */
+  compressed({ l, d }: { readonly l: number; readonly d: number }): Sequences {
+    return this.#layout(`${l} every ${d}`, (length) => compressedCount(length, l, d));
   }
 
-  /**
-   * The layout of blocks of `size` tokens, of which a sequence's last may be shorter. Made once, freed with this one.
-   */
+  /** The layout of blocks of `size` tokens, of which a sequence's last may be shorter. Made once, freed with this one. */
   inBlocks(size: number): Sequences {
-    let blocks = this.#inBlocks.get(size);
+    return this.#layout(`${size}`, (length) => Math.ceil(length / size));
+  }
+
+  #layout(key: string, blocksOf: (length: number) => number): Sequences {
+    let blocks = this.#blocks.get(key);
     if (!blocks) {
-      blocks = new Sequences(
-        this.device,
-        this.lengths.map((length) => Math.ceil(length / size)),
-      );
-      this.#inBlocks.set(size, blocks);
+      blocks = new Sequences(this.device, this.lengths.map(blocksOf));
+      this.#blocks.set(key, blocks);
     }
     return blocks;
   }
@@ -88,32 +85,15 @@ export class Sequences implements Disposable {
     if (!this.offsets.storage.isFreed) this.free();
   }
 
-  /** Frees the offsets on the device. */
+  /** Frees the offsets on the device, and the layouts of blocks. */
   free(): void {
     this.offsets.free();
-    for (const blocks of this.#inBlocks.values()) blocks.free();
-    this.#inBlocks.clear();
+    for (const blocks of this.#blocks.values()) blocks.free();
+    this.#blocks.clear();
   }
 }
 
 /** How many compressed blocks the first `length` tokens fill. */
 export function compressedCount(length: number, block: number, stride: number): number {
   return length < block ? 0 : Math.floor((length - block) / stride) + 1;
-}
-
-/** Throws unless `blocks` is the layout of the compressed blocks of `tokens`: other blocks would read later tokens. */
-export function expectCompressed(
-  what: string,
-  tokens: Sequences,
-  blocks: Sequences,
-  { l, d }: { readonly l: number; readonly d: number },
-): void {
-  const wrong = tokens.lengths.findIndex((length, i) => blocks.lengths[i] !== compressedCount(length, l, d));
-  if (wrong === -1 && blocks.count === tokens.count) return;
-  const at = Math.max(0, wrong);
-  throw new UsageError(
-    `${what}: the layout has ${blocks.lengths[at] ?? 0} compressed blocks for a sequence of ${tokens.lengths[at] ?? 0} ` +
-      `tokens, but l = ${l} and d = ${d} give ${compressedCount(tokens.lengths[at] ?? 0, l, d)}: ` +
-      'build it with sparseLayout from the same l and d',
-  );
 }

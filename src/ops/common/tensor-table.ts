@@ -9,7 +9,7 @@ import { Tensor } from '../../tensor/tensor.js';
 /** Elements of a piece; the kernels use the same constant. */
 export const PIECE = 2 ** 14;
 
-/** What a kernel needs of one tensor, or of several of one size: 64-bit words, each an address or a float64. */
+/** The entry of one tensor, or of several of one size: 64-bit words, each an address or a float64. */
 export interface TableRow {
   readonly size: number;
   readonly words: readonly (bigint | number)[];

@@ -32,7 +32,7 @@ struct RowSum {
   float sum;  // of exp(logit - top); NaN if the row holds one
 };
 
-// What exponents are taken relative to: a row of nothing but -inf must not become inf - inf.
+// Subtracted from exponents. Zero for a row of nothing but -inf, which must not become inf - inf.
 __device__ __forceinline__ float base_of(float top) { return top == -positive_infinity() ? 0.0f : top; }
 __device__ __forceinline__ float exp_of(float x) { return exp2_approximate(x * LOG2_E); }
 
@@ -53,7 +53,7 @@ struct PartSum {
     for (int k = 0; k < N; k++) sum += exp_of(x[k] - base);
   }
 
-  // Of the whole block. It ends with a barrier.
+  // Sum over the whole block. Ends with a barrier.
   __device__ __forceinline__ RowSum row() const {
     __shared__ float room[32];
     const float all = block_max(top, room), base = base_of(all);

@@ -18,7 +18,7 @@ const SHARED_KIB: Readonly<Record<number, number>> = {
   103: 228,
 };
 const FEWEST_KIB = 100;
-/** What a staging block's other variables take at most. */
+/** Maximum size of a staging block's other variables. */
 const BESIDE_BYTES = 2048;
 
 /** Whether two blocks, each with a row in shared memory, run on a multiprocessor at once. */

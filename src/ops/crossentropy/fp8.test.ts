@@ -3,7 +3,7 @@ import { cudaAbsence } from '../../device/cuda/cuda.js';
 import type { Device } from '../../device/device.js';
 import { Tape } from '../../tensor/tape.js';
 import { Tensor } from '../../tensor/tensor.js';
-import { cuda, rounded } from '../../testing/devices.js';
+import { cuda, reportNoGpu, rounded } from '../../testing/devices.js';
 import { EmulatedCuda } from '../../testing/emulated-cuda.js';
 import { randomValues, relativeError } from '../../testing/numbers.js';
 import { RecordingCuda } from '../../testing/recording-cuda.js';
@@ -16,7 +16,7 @@ import { crossEntropyBackward, crossEntropyForward } from './reference.js';
 
 const absence = cudaAbsence() ?? fp8Refusal(cuda());
 const GPU = absence === null ? [{ name: 'cuda', device: cuda as () => Device }] : [];
-if (absence !== null) console.log(`the loss in FP8 is not tested on a GPU: ${absence}`);
+if (absence !== null) reportNoGpu(absence);
 const emulated = new EmulatedCuda();
 
 const bf16 = (count: number, seed: number, scale: number) =>

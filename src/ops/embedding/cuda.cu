@@ -33,7 +33,7 @@ embedding_forward(const float* table, const i32* ids, T* y, i64 tokens, i64 voca
   else copy(Count<1>{});
 }
 
-// What a token is sorted by: its id, or `vocab` where that is outside the table.
+// Sort key of a token: its id, or `vocab` if that is outside the table.
 __device__ __forceinline__ u32 key_of(i32 id, i64 vocab) { return id >= 0 && id < vocab ? (u32)id : (u32)vocab; }
 
 // counts[digit][chunk]: how many keys of each chunk have each digit.

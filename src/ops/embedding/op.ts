@@ -4,6 +4,7 @@ import { UsageError } from '../../errors.js';
 import type { Tape } from '../../tensor/tape.js';
 import { type Dtype, Tensor } from '../../tensor/tensor.js';
 import { expectFloats, expectShape } from '../common/shapes.js';
+import { PackedMatrix } from '../linear/packed.js';
 import { launchers } from './cuda.js';
 
 export const signatures = {
@@ -21,7 +22,8 @@ export function embedding(tape: Tape, table: Tensor, ids: Tensor, dtype: Dtype =
   expectFloats('embedding: the result', y, [tokens, dim]);
   const firstBad = Tensor.empty(tape.device, [1], 'i32');
   try {
-    kernel.embedding_forward(table, ids, y, firstBad, tokens, vocab, dim);
+    if (table instanceof PackedMatrix) table.copyRows(ids, y, firstBad);
+    else kernel.embedding_forward(table, ids, y, firstBad, tokens, vocab, dim);
     // On the CPU only: reading the result from a GPU would make the host wait inside a step.
     if (tape.device.kind === 'cpu') checkIds(ids, firstBad.item(), vocab);
   } finally {

@@ -13,7 +13,7 @@ export const signatures = {
 } as const;
 const kernels = defineKernels(import.meta.url, signatures, { cuda: launchers });
 
-/** What the kernel writes for a gradient: a sum of squares and a count. */
+/** Numbers that the kernel writes for a gradient: a sum of squares and a count. */
 const FIELDS = 2;
 
 /** Norm of all gradients and number of non-finite values. */

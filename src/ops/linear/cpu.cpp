@@ -1,18 +1,22 @@
-// The three products of a linear layer, as one blocked product C (+)= A B with different readings of A and B.
+// The three products of a linear layer, as one blocked product C (+)= A B with different readings of A and B; and the product
+// with weights that are packed already (packed.h).
 #include "gemm.h"
+#include "packed.h"
 #include "runtime.h"
+
+#include <unistd.h>
 
 #include <algorithm>
 
 namespace {
 
 constexpr int64_t kRowBlock = 192;    // rows of C one task computes: 32 tiles, enough to fetch the next panel along
-constexpr int64_t kDepthBlock = 512;  // k runs in slabs of at most this: A's block and two panels of B stay in L2
 constexpr int64_t kPanelChunk = 6;    // panels of one task; twice as many where every task packs its rows of A first
 constexpr int64_t kPackedRows = 32;   // rows of B one task packs
 constexpr int64_t kSmallProduct = 1 << 24;  // multiplications of a product that one thread of several computes
 constexpr int64_t kSetFloats = 512;   // of kDepthBlock rows so far apart, or a multiple, L2 holds no more than a part
 constexpr int64_t kFewestTasks = 4;   // smaller chunks rather than fewer tasks, as far as there are panels
+constexpr int64_t kStreamBytes = 1 << 15;  // of packed weights that one task of few rows reads at least
 
 struct Operand {
   const float* data;
@@ -76,30 +80,13 @@ void add(const float* x, float* y, int64_t count) {
   });
 }
 
-// C [m, n] (+)= A B, then `plus` [m, n] is added unless null.
-void product(const Operand& a, const Operand& b, float* c, int64_t m, int64_t n, int64_t depth, bool accumulate,
-             const float* plus = nullptr) {
-  if (m == 0 || n == 0) return;
-  if (depth == 0) {
-    if (!accumulate) std::memset(c, 0, sizeof(float) * m * n);
-    if (plus != nullptr) add(plus, c, m * n);
-    return;
-  }
-  const int64_t slabs = (depth + kDepthBlock - 1) / kDepthBlock;
-  const int64_t slab = (depth + slabs - 1) / slabs;
+// C [m, n] (+)= A B, then `plus` [m, n] is added unless null. `panel_at(p, k, size)` returns `size` rows of panel p of B from
+// row k on, and `panel_ahead(p, k)` what to prefetch before they are needed.
+template <class PanelAt, class PanelAhead>
+void multiply_blocks(const Operand& a, const PanelAt& panel_at, const PanelAhead& panel_ahead, float* c, int64_t m, int64_t n,
+                     int64_t depth, bool accumulate, const float* plus) {
+  const int64_t slab = slab_of(depth);
   const int64_t panel_count = panels(n);
-  float* packed = scratch<float>(0, panel_count * kPanel * depth);
-  // B is read along its rows, whatever that is for the panels: down a column every line would lie in a page of its own.
-  if (b.col == 1)
-    parallel_chunks(depth, kPackedRows, [&](int64_t k0, int64_t k1) {
-      for (int64_t k = k0; k < k1; ++k)
-        for (int64_t p = 0; p < panel_count; ++p)
-          pack_panel(b.data + k * b.row + p * kPanel, b.row, std::min<int64_t>(kPanel, n - p * kPanel), 1, packed + (p * depth + k) * kPanel);
-    });
-  else
-    parallel(panel_count, [&](int64_t p) {
-      pack_panel_transposed(b.data + p * kPanel * b.col, b.col, std::min<int64_t>(kPanel, n - p * kPanel), depth, packed + p * depth * kPanel);
-    });
   const int64_t height = block_rows(m);
   const int64_t row_blocks = (m + height - 1) / height;
   // A stored by columns, a weight gradient's, is packed if its rows would compete for the same few sets of L2, and where vectors
@@ -120,21 +107,79 @@ void product(const Operand& a, const Operand& b, float* c, int64_t m, int64_t n,
         rows_of_a = out;
       }
       for (int64_t p = p0; p < p1; ++p) {
-        const auto panel = [&](int64_t number, int64_t from) { return packed + (number * depth + from) * kPanel; };
         const bool is_last = k0 + size == depth;
-        const float* next = p + 1 < p1 ? panel(p + 1, k0) : panel(p0, is_last ? 0 : k0 + size);
+        const float* next = p + 1 < p1 ? panel_ahead(p + 1, k0) : panel_ahead(p0, is_last ? 0 : k0 + size);
         float* out = c + r0 * n + p * kPanel;
         const float* added = plus != nullptr && is_last ? plus + (out - c) : nullptr;
         const int64_t count = std::min<int64_t>(kPanel, n - p * kPanel);
         const auto run = k0 == 0 && !accumulate ? multiply_panel<Into::kOverwrite> : multiply_panel<Into::kAdd>;
-        run(rows, rows_of_a, a.row, a.col, pack_a, panel(p, k0), out, n, count, size, {next, p == p0 && a.col == 1, added});
+        run(rows, rows_of_a, a.row, a.col, pack_a, panel_at(p, k0, size), out, n, count, size,
+            {next, p == p0 && a.col == 1, added});
       }
     }
   });
 }
 
-// Few rows (decode): packing the weights would cost several times the product, so they are read where they lie, once. The
-// sums run in the order of `product`, slab by slab: a token's result is the same alone and in a batch, bit for bit.
+// C [m, n] (+)= A B, then `plus` [m, n] is added unless null.
+void product(const Operand& a, const Operand& b, float* c, int64_t m, int64_t n, int64_t depth, bool accumulate,
+             const float* plus = nullptr) {
+  if (m == 0 || n == 0) return;
+  if (depth == 0) {
+    if (!accumulate) std::memset(c, 0, sizeof(float) * m * n);
+    if (plus != nullptr) add(plus, c, m * n);
+    return;
+  }
+  const int64_t panel_count = panels(n);
+  float* packed = scratch<float>(0, panel_count * kPanel * depth);
+  // B is read along its rows, whatever that is for the panels: down a column every line would lie in a page of its own.
+  if (b.col == 1)
+    parallel_chunks(depth, kPackedRows, [&](int64_t k0, int64_t k1) {
+      for (int64_t k = k0; k < k1; ++k)
+        for (int64_t p = 0; p < panel_count; ++p)
+          pack_panel(b.data + k * b.row + p * kPanel, b.row, std::min<int64_t>(kPanel, n - p * kPanel), 1, packed + (p * depth + k) * kPanel);
+    });
+  else
+    parallel(panel_count, [&](int64_t p) {
+      pack_panel_transposed(b.data + p * kPanel * b.col, b.col, std::min<int64_t>(kPanel, n - p * kPanel), depth, packed + p * depth * kPanel);
+    });
+  const auto panel = [&](int64_t p, int64_t k) { return packed + (p * depth + k) * kPanel; };
+  multiply_blocks(a, [&](int64_t p, int64_t k, int64_t) { return panel(p, k); }, panel, c, m, n, depth, accumulate, plus);
+}
+
+// y [rows, outputs] = x [rows, inputs] wᵀ, then `plus` is added unless null.
+template <class T>
+void product_packed(const float* x, const Packed<T>& w, float* y, int64_t rows, int64_t outputs, const float* plus) {
+  if (rows <= kStreamRows) {
+    const int64_t chunk = std::max<int64_t>(1, kStreamBytes / w.panel_bytes());
+    parallel_chunks(panels(outputs), chunk, [&](int64_t begin, int64_t end) {
+      for (int64_t p = begin; p < end; ++p) stream_panel(w, p, x, rows, y, outputs, plus);
+    });
+    return;
+  }
+  const Operand a{x, w.depth, 1};
+  if constexpr (std::is_same_v<T, F32>) {
+    const auto panel = [&](int64_t p, int64_t k) -> const float* { return w.at(p, k); };
+    multiply_blocks(a, [&](int64_t p, int64_t k, int64_t) { return panel(p, k); }, panel, y, rows, outputs, w.depth, false, plus);
+  } else {
+    const auto widened = [&] { return scratch<float>(2, w.slab() * kPanel); };
+    multiply_blocks(
+        a, [&](int64_t p, int64_t k, int64_t size) { return widen_slab(w, p, k, size, widened()); },
+        [&](int64_t, int64_t) { return widened(); }, y, rows, outputs, w.depth, false, plus);
+  }
+}
+
+// Fills `out` with bytes of a file. False if there are fewer, or it cannot be read.
+bool read_file(int64_t descriptor, int64_t offset, char* out, int64_t bytes) {
+  for (int64_t at = 0; at < bytes;) {
+    const ssize_t count = pread(static_cast<int>(descriptor), out + at, static_cast<size_t>(bytes - at), offset + at);
+    if (count <= 0) return false;
+    at += count;
+  }
+  return true;
+}
+
+// Few rows of weights that are not packed (a model in training that writes a sample): packing them would cost several times the
+// product, so they are read where they lie, once. The sums run in the order of `product`, slab by slab: a token's result is the same alone and in a batch, bit for bit.
 constexpr int64_t kFewRows = 4;
 
 template <int Rows>
@@ -153,7 +198,7 @@ void multiply_few(const float* x, const float* w, float* y, int64_t outputs, int
 }
 
 void product_few(const float* x, const float* w, float* y, int64_t rows, int64_t outputs, int64_t inputs) {
-  const int64_t slabs = (inputs + kDepthBlock - 1) / kDepthBlock, slab = (inputs + slabs - 1) / slabs;
+  const int64_t slab = slab_of(inputs);
   const auto run = rows == 1 ? multiply_few<1> : rows == 2 ? multiply_few<2> : rows == 3 ? multiply_few<3> : multiply_few<4>;
   parallel_chunks(outputs / kLanes, 8, [&](int64_t begin, int64_t end) {
     for (int64_t v = begin; v < end; ++v) run(x, w, y, outputs, inputs, slab, v * kLanes);
@@ -180,10 +225,10 @@ void linear_backward_input(const float* dy, const float* w, float* dx, int64_t r
   product({dy, outputs, 1}, {w, inputs, 1}, dx, rows, inputs, outputs, accumulate != 0);
 }
 
-// dw [outputs, inputs] (+)= dy [rows, outputs]ᵀ x [rows, inputs]
-void linear_backward_weight(const float* dy, const float* x, float* dw, int64_t rows, int64_t outputs, int64_t inputs,
-                            int64_t accumulate) {
-  product({dy, 1, outputs}, {x, inputs, 1}, dw, outputs, inputs, rows, accumulate != 0);
+// d_weight [outputs, inputs] (+)= dy [rows, outputs]ᵀ x [rows, inputs]
+void linear_backward_weight(const float* dy, const float* x, float* d_weight, int64_t rows, int64_t outputs,
+                            int64_t inputs, int64_t accumulate) {
+  product({dy, 1, outputs}, {x, inputs, 1}, d_weight, outputs, inputs, rows, accumulate != 0);
 }
 
 // d [m, n] = alpha a b + beta c for `count` matrices, one after another in each operand. a is [m, k], or [k, m] if
@@ -223,6 +268,82 @@ void bias_backward(const float* dy, float* d_bias, int64_t rows, int64_t outputs
     for (int64_t r = 0; r < rows; ++r)
       for (int64_t i = begin; i < end; ++i) total[i - begin] += dy[r * outputs + i];
     for (int64_t i = begin; i < end; ++i) d_bias[i] = total[i - begin];
+  });
+}
+
+// Bytes [1] of a packed matrix.
+void packed_bytes(double* bytes, int64_t type, int64_t outputs, int64_t inputs) {
+  with_type(type, [&](auto held) {
+    bytes[0] = static_cast<double>(panels(outputs) * Packed<decltype(held)>{nullptr, inputs}.panel_bytes());
+  });
+}
+
+// Packs rows [first, first + rows) of a matrix [outputs, inputs] from memory (`source`), or if that is null from a file at byte
+// `offset`. failed[0] becomes 1 if the file has too few bytes. `to` is `from` or int8 (3).
+void linear_pack(const void* source, int64_t descriptor, int64_t offset, int64_t from, char* packed, int64_t to,
+                 int64_t outputs, int64_t inputs, int64_t first, int64_t rows, int32_t* failed) {
+  if (rows == 0) return;
+  const auto pack = [&](auto have, auto held) {
+    using From = decltype(have);
+    const Packed<decltype(held)> w{packed, inputs};
+    const int64_t row_bytes = inputs * static_cast<int64_t>(sizeof(typename From::Stored));
+    const int64_t panel = first / kPanel;
+    parallel((first + rows - 1) / kPanel + 1 - panel, [&](int64_t i) {
+      const int64_t p = panel + i;
+      const int64_t r0 = std::max(first, p * kPanel), r1 = std::min(first + rows, (p + 1) * kPanel);
+      const int64_t skipped = (r0 - first) * row_bytes, bytes = (r1 - r0) * row_bytes;
+      const char* data = static_cast<const char*>(source) + skipped;
+      if (source == nullptr) {
+        char* read = scratch<char>(3, bytes);
+        if (!read_file(descriptor, offset + skipped, read, bytes)) {
+          __atomic_store_n(failed, 1, __ATOMIC_RELAXED);
+          return;
+        }
+        data = read;
+      }
+      pack_columns<From>(reinterpret_cast<const typename From::Stored*>(data), r1 - r0, w, p, r0 - p * kPanel);
+    });
+    if (first + rows == outputs) clear_padding(w, outputs);
+  };
+  if (to == 3) {
+    if (from == 0) pack(F32{}, Int8{});
+    else if (from == 1) pack(Bf16{}, Int8{});
+    else pack(F16{}, Int8{});
+  } else if (from == 0) pack(F32{}, F32{});
+  else if (from == 1) pack(Bf16{}, Bf16{});
+  else pack(F16{}, F16{});
+}
+
+// y [rows, outputs] = x [rows, inputs] wᵀ with packed weights, and the residual on top unless it is null.
+void linear_packed(const float* x, char* packed, int64_t type, float* y, int64_t rows, int64_t outputs, int64_t inputs,
+                   const float* residual) {
+  if (rows == 0 || outputs == 0) return;
+  with_type(type, [&](auto held) { product_packed(x, Packed<decltype(held)>{packed, inputs}, y, rows, outputs, residual); });
+}
+
+// y [count, inputs] = the rows `ids` of a packed matrix. first_bad[0] = the first id that is not one of them, or -1; then
+// nothing is copied.
+void packed_rows(char* packed, int64_t type, const int32_t* ids, float* y, int32_t* first_bad, int64_t count,
+                 int64_t outputs, int64_t inputs) {
+  first_bad[0] = -1;
+  for (int64_t i = 0; i < count; ++i)
+    if (ids[i] < 0 || ids[i] >= outputs) {
+      first_bad[0] = static_cast<int32_t>(i);
+      return;
+    }
+  with_type(type, [&](auto held) {
+    using T = decltype(held);
+    const Packed<T> w{packed, inputs};
+    parallel_chunks(count, 4, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t p = ids[i] / kPanel, j = ids[i] % kPanel;
+        const typename T::Stored* from = w.at(p, 0) + position<T>(j);
+        for (int64_t k = 0; k < inputs; ++k) {
+          const float x = T::widen_one(from[k * kPanel]);
+          y[i * inputs + k] = T::kScaled ? x * w.scales(p, k)[j] : x;
+        }
+      }
+    });
   });
 }
 }

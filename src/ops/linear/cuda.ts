@@ -7,7 +7,7 @@ import type { signatures } from './op.js';
 const ROWS_PER_PARTIAL = 128;
 
 /**
- * What narrow.cu takes: outputs and numbers of the weight at most (it must stay in the L1 cache), what the inputs are a
+ * Limits of narrow.cu: outputs and numbers of the weight at most (it must stay in the L1 cache), what the inputs are a
  * multiple of, and the rows from which on it pays.
  */
 const NARROW = { outputs: 64, weight: 2 ** 16, inputs: 32, rows: 256 };

@@ -5,7 +5,7 @@
 import type { Tape } from '../../tensor/tape.js';
 import { Tensor } from '../../tensor/tensor.js';
 import { addInto } from '../add/op.js';
-import { codesOf, Fp8Layer, Fp8Matrix, isDivisible, savesTime } from './fp8.js';
+import { Fp8Layer, Fp8Matrix, type Fp8Tensor, isDivisible, savesTime } from './fp8.js';
 
 /** Products of fewer terms take as long as writing their results, in FP8 as in bf16. */
 const FEWEST_TERMS = 512;
@@ -19,12 +19,12 @@ export function feedForwardPays(rows: number, hidden: number, dim: number): bool
 }
 
 /**
- * `x` [rows, dim] of `fp8Rmsnorm`, weights `up` [hidden, dim] and `down` [dim, hidden] → [rows, dim], added to `residual` if given.
+ * `x` [rows, dim], weights `up` [hidden, dim] and `down` [dim, hidden] → [rows, dim], added to `residual` if given.
  * Without `computesResult` the result is not computed: only gradients pass through it.
  */
 export function fp8FeedForward(
   tape: Tape,
-  x: Tensor,
+  x: Fp8Tensor,
   { up, down }: { readonly up: Tensor; readonly down: Tensor },
   residual: Tensor | null = null,
   computesResult = true,
@@ -33,7 +33,7 @@ export function fp8FeedForward(
   const [hidden, dim] = up.shape;
   const [rows] = x.shape;
   const inner = tape.empty([rows, hidden], 'bf16');
-  const first = new Fp8Layer(tape, codesOf(x)!, up, inner, null);
+  const first = new Fp8Layer(tape, x.codes, up, inner, null);
   const layouts = { straight: computesResult, transposed: tape.recording };
   const active = new Fp8Matrix(device, { kind: 'Silu', x: inner }, 'e4m3', layouts, first.activationScale());
   const y = tape.empty([rows, dim], 'bf16');

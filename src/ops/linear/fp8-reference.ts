@@ -82,7 +82,7 @@ export function fp8Linear(
   w: Float64Array,
   dy: Float64Array,
   [rows, outputs, inputs]: readonly [number, number, number],
-) {
+): Record<'y' | 'dx' | 'dw', Float64Array> {
   const [x8, w8, dy8] = [quantised(x, 'e4m3'), quantised(w, 'e4m3'), quantised(dy, 'e5m2')];
   return {
     y: linearForward(x8, w8, rows, outputs, inputs),

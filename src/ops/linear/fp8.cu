@@ -3,8 +3,8 @@
 // needs, because cuBLASLt multiplies FP8 only along contiguous terms.
 #include "fp8.cuh"
 
-// What is converted, 8 numbers at a time from index i on: read(i) fetches them, values(v, that) computes them. SOURCE is
-// one of these.
+// Sources of the conversion, 8 numbers at a time from index i on: read(i) fetches them, values(v, that) computes them.
+// SOURCE is one of these.
 struct Plain {  // x
   const bf16 *x, *dy;
   __device__ __forceinline__ uint4 read(i64 i) const { return *(const uint4*)(x + i); }

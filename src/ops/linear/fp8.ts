@@ -20,7 +20,7 @@ const TILE = 128;
  * Sums of more terms than this are added up exactly in the backward pass. Fast accumulation keeps about 14 bits: an error
  * of 1e-3, far below that of e5m2's two bits, but it grows with the terms and is always towards zero.
  */
-const MOST_FAST_TERMS = 2048;
+const MAX_FAST_TERMS = 2048;
 /** Rows of a weight that a block takes at a time to bound their norms, one per warp. */
 const ROWS_PER_BLOCK = 8;
 /** Index in a scale of what codes are multiplied by: cuBLASLt refuses products whose factor is not aligned to 16 bytes. */
@@ -30,7 +30,7 @@ export const INVERSE = 4;
 const BF16_RATE = 6.8e14;
 const FP8_RATE = 1.15e15;
 const BANDWIDTH = 3.8e12;
-/** What must be saved for each second of conversions. */
+/** Seconds that must be saved for each second of conversions. */
 const WORTH = 1.3;
 
 /** Why a device has no FP8 products; null if it has. */
@@ -73,7 +73,7 @@ export function normedLayerPays(rows: number, outputs: number, inputs: number): 
   return savesTime(6 * rows * outputs * inputs, bytes);
 }
 
-/** What a matrix in FP8 is computed from (fp8.cu): x itself, SiLU of it, or the gradient of x from that of SiLU. */
+/** Source of a matrix in FP8 (fp8.cu): x itself, SiLU of it, or the gradient of x from that of SiLU. */
 export interface Fp8Source {
   readonly kind: 'Plain' | 'Silu' | 'SiluGradient';
   readonly x: Tensor;
@@ -124,7 +124,7 @@ export class Fp8Matrix {
     writer.write(this);
   }
 
-  /** What codes are multiplied by, one f32 on the device. */
+  /** The factor of codes, one f32 on the device. */
   get inverse(): Addressable {
     return this.scale.rows(INVERSE, INVERSE + 1);
   }
@@ -151,22 +151,19 @@ export class Fp8Matrix {
   }
 }
 
-/** Codes of tensors that have no values of their own. */
-const codesByTensor = new WeakMap<Tensor['storage'], Fp8Matrix>();
-
 /**
- * Makes `x` a tensor in FP8 alone: it stands for `codes` on the tape, which holds its gradient, and its own memory is given
- * up. The codes are in both layouts, the transposed one if the tape records; the layer that takes them frees them.
+ * A tensor in FP8 alone: its values are `codes`, in both layouts, the transposed one if the tape records; the layer that takes
+ * them frees them. On the tape it is the tensor it was made of, so it has that one's gradient, but the memory of that one is
+ * given up: reading its values throws.
  */
-export function inFp8Alone(tape: Tape, x: Tensor, codes: Fp8Matrix): Tensor {
-  codesByTensor.set(x.storage, codes);
-  tape.drop(x);
-  return x;
-}
+export class Fp8Tensor extends Tensor {
+  readonly codes: Fp8Matrix;
 
-/** The codes of a tensor in FP8 alone; null of any other. */
-export function codesOf(x: Tensor): Fp8Matrix | null {
-  return codesByTensor.get(x.storage) ?? null;
+  constructor(tape: Tape, { storage, shape, dtype }: Tensor, codes: Fp8Matrix) {
+    super(storage, shape, dtype);
+    this.codes = codes;
+    tape.drop(this);
+  }
 }
 
 function fp8Code(cuda: CudaRuntime, source: Fp8Source['kind'] = 'Plain') {
@@ -175,7 +172,7 @@ function fp8Code(cuda: CudaRuntime, source: Fp8Source['kind'] = 'Plain') {
 
 /** For the gradient of a layer with the input `x`: null unless the layer is in FP8 and has a backward pass. */
 export function largestOfGradient(tape: Tape, x: Tensor): LargestMagnitude | null {
-  return tape.recording && codesOf(x) ? { scale: tape.zeros([8]), isKnown: false } : null;
+  return tape.recording && x instanceof Fp8Tensor ? { scale: tape.zeros([8]), isKnown: false } : null;
 }
 
 /** Uninitialised memory for codes. */
@@ -315,7 +312,7 @@ export class Fp8Layer {
       const w = new Fp8Matrix(device, this.#weight, 'e4m3', { transposed: true }, this.#weightScale);
       cuda.matrixProduct({
         ...{ a: dy8.rowMajor, b: w.columnMajor, d: dx.gradient, m: rows, n: inputs, k: outputs, transposeB: true },
-        ...{ accumulate: dx.accumulate, fp8: { a: dy8.inverse, b: w.inverse, fast: outputs <= MOST_FAST_TERMS } },
+        ...{ accumulate: dx.accumulate, fp8: { a: dy8.inverse, b: w.inverse, fast: outputs <= MAX_FAST_TERMS } },
       });
       w.transposed!.free();
     }

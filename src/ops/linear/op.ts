@@ -7,7 +7,8 @@ import { addInto } from '../add/op.js';
 import type { LargestMagnitude } from '../common/fused-columns.js';
 import { expectFloats, expectShape } from '../common/shapes.js';
 import { launchers } from './cuda.js';
-import { codesOf, Fp8Layer, fp8Layer } from './fp8.js';
+import { Fp8Layer, Fp8Tensor, fp8Layer } from './fp8.js';
+import { PackedMatrix } from './packed.js';
 
 const product = ['ptr', 'ptr', 'ptr', 'i64', 'i64', 'i64', 'i64'] as const;
 export const signatures = {
@@ -41,7 +42,8 @@ export function linear(
   const kernel = tape.device.kernels(kernels);
   const y = tape.empty([rows, outputs], x.dtype);
   const fp8 = fp8Layer(tape, x, weight, computesResult ? y : null, residual);
-  if (computesResult && !fp8) kernel.linear_forward(x, weight, y, rows, outputs, inputs, 0, residual);
+  if (computesResult && weight instanceof PackedMatrix) weight.multiply(x, y, rows, residual);
+  else if (computesResult && !fp8) kernel.linear_forward(x, weight, y, rows, outputs, inputs, 0, residual);
   if (computesResult && bias) kernel.bias_forward(y, bias, rows, outputs);
   tape.record([x, weight, bias ?? null, residual], [y], fp8?.saved ?? [x, weight], () => {
     const dy = tape.gradient(y);
@@ -78,8 +80,7 @@ export function stackedLinear(
   const filled = parts.reduce((total, part) => total + part.shape[0], 0);
   if (filled > outputs) throw new UsageError(`stackedLinear: ${filled} rows of parts do not fit ${outputs} outputs`);
   const y = tape.empty([rows, outputs], x.dtype);
-  const codes = codesOf(x);
-  const fp8 = codes ? new Fp8Layer(tape, codes, stacked, y, null) : fp8Layer(tape, x, stacked, y);
+  const fp8 = x instanceof Fp8Tensor ? new Fp8Layer(tape, x.codes, stacked, y, null) : fp8Layer(tape, x, stacked, y);
   if (!fp8) linearInto(tape.device, x, stacked, y);
   const saved = [...(fp8?.saved ?? [x, stacked]), ...(largest ? [largest.scale] : [])];
   tape.record([x, ...parts], [y], saved, () => {
@@ -111,7 +112,8 @@ export function stackedLinear(
 /** y = x wᵀ into given memory, outside any tape. */
 export function linearInto(device: Device, x: Tensor, weight: Tensor, y: Tensor, accumulate = false): void {
   const [outputs, inputs] = weight.shape;
-  device.kernels(kernels).linear_forward(x, weight, y, rowsOf(y), outputs, inputs, Number(accumulate), null);
+  if (weight instanceof PackedMatrix && !accumulate) weight.multiply(x, y, rowsOf(y));
+  else device.kernels(kernels).linear_forward(x, weight, y, rowsOf(y), outputs, inputs, Number(accumulate), null);
 }
 
 /** dx = dy w, added if the target accumulates. */

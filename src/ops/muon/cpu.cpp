@@ -13,7 +13,7 @@ constexpr float kNormEpsilon = 1e-7f;
 struct Record {
   int64_t size, first_piece;
   float* value;
-  const float* gradient;
+  const float* grad;
   float* momentum;
   void* rounded;  // the bf16 copy that a GPU computes with; here nothing reads one
   double weight_decay, scale;
@@ -25,12 +25,12 @@ struct Piece {
 
 // The numbers of a step: `Muon.nextStep` lists them in the same order.
 struct Scalars {
-  float gradient_scale, max_norm, step_size, inverse_root_bias, learning_rate, matrix_rate;
+  float grad_scale, max_norm, step_size, inverse_root_bias, learning_rate, matrix_rate;
 };
 
 // Nesterov: the average as it will be after one more gradient like this one.
-inline float look_ahead(float momentum, float rest, float average, float gradient) {
-  return multiply_add(momentum, average, rest * gradient);
+inline float look_ahead(float momentum, float rest, float average, float grad) {
+  return multiply_add(momentum, average, rest * grad);
 }
 
 int64_t count_of(const Record& r, int64_t begin) { return std::min(kFloats, r.size - begin); }
@@ -48,11 +48,11 @@ void muon_momentum(const Record* records, const Piece* pieces, const float* fact
   parallel(piece_count, [&](int64_t p) {
     const Record& r = records[pieces[p].record];
     const int64_t begin = pieces[p].index * kFloats, count = count_of(r, begin);
-    const float* __restrict gradient = r.gradient + begin;
+    const float* __restrict grad = r.grad + begin;
     float* __restrict average = r.momentum + begin;
     double squares = 0;
     for (int64_t i = 0; i < count; ++i) {
-      const float g = gradient[i] * scale;
+      const float g = grad[i] * scale;
       average[i] = multiply_add(momentum, average[i], rest * g);
       const double ahead = look_ahead(momentum, rest, average[i], g);
       squares += ahead * ahead;
@@ -75,11 +75,11 @@ void muon_direction(const Record* records, const Piece* pieces, const float* fac
     const Piece& piece = pieces[first_piece + p];
     const Record& r = records[piece.record];
     const int64_t begin = piece.index * kFloats, count = count_of(r, begin);
-    const float* __restrict gradient = r.gradient + begin;
+    const float* __restrict grad = r.grad + begin;
     const float* __restrict average = r.momentum + begin;
     float* __restrict to = x + (piece.record - first_matrix) * r.size + begin;
     for (int64_t i = 0; i < count; ++i)
-      to[i] = look_ahead(momentum, rest, average[i], gradient[i] * scale) * norms[piece.record];
+      to[i] = look_ahead(momentum, rest, average[i], grad[i] * scale) * norms[piece.record];
   });
 }
 

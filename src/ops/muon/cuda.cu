@@ -8,7 +8,7 @@ constexpr float NORM_EPSILON = 1e-7f;
 struct Record {
   i64 size, first_piece;
   float* value;
-  const float* gradient;
+  const float* grad;
   float* momentum;
   bf16* rounded;
   double weight_decay, scale;
@@ -16,7 +16,7 @@ struct Record {
 
 // The numbers of a step that the host sends: `Muon.nextStep` lists them in the same order.
 struct Scalars {
-  float gradient_scale, max_norm, step_size, inverse_root_bias, learning_rate, matrix_rate;
+  float grad_scale, max_norm, step_size, inverse_root_bias, learning_rate, matrix_rate;
 };
 
 // A block's piece of a matrix, and body(index, Count<N>) over it, in vectors of four if `wide`.
@@ -36,8 +36,8 @@ template <class Body> __device__ __forceinline__ void each_of_piece(int count, b
 }
 
 // Nesterov: the average as it will be after one more gradient like this one.
-__device__ __forceinline__ float look_ahead(float momentum, float average, float gradient) {
-  return momentum * average + (1.0f - momentum) * gradient;
+__device__ __forceinline__ float look_ahead(float momentum, float average, float grad) {
+  return momentum * average + (1.0f - momentum) * grad;
 }
 
 // The new average, and the sum of squares of each piece of the direction. Changes nothing where the factor is NaN.
@@ -49,13 +49,13 @@ muon_momentum(const Record* records, const int2* pieces, const float* factor, do
   const int2 piece = pieces[blockIdx.x];
   const Record r = records[piece.x];
   const Range range = range_of(r, piece.y);
-  const float* gradient = r.gradient + range.begin;
+  const float* grad = r.grad + range.begin;
   float* average = r.momentum + range.begin;
   double squares = 0;
-  each_of_piece(range.count, aligned(gradient) && aligned(average), [&](int i, auto n) {
+  each_of_piece(range.count, aligned(grad) && aligned(average), [&](int i, auto n) {
     constexpr int N = decltype(n)::value;
     float g[N], m[N];
-    load(g, gradient + i);
+    load(g, grad + i);
     load(m, average + i);
 #pragma unroll
     for (int k = 0; k < N; k++) {
@@ -91,12 +91,12 @@ muon_direction(const Record* records, const int2* pieces, const float* factor, c
   const Record r = records[piece.x];
   const Range range = range_of(r, piece.y);
   const float norm = norms[piece.x];
-  const float *gradient = r.gradient + range.begin, *average = r.momentum + range.begin;
+  const float *grad = r.grad + range.begin, *average = r.momentum + range.begin;
   DTYPE* to = x + (piece.x - first_matrix) * r.size + range.begin;
-  each_of_piece(range.count, aligned(gradient) && aligned(average) && aligned(to), [&](int i, auto n) {
+  each_of_piece(range.count, aligned(grad) && aligned(average) && aligned(to), [&](int i, auto n) {
     constexpr int N = decltype(n)::value;
     float g[N], m[N];
-    load(g, gradient + i);
+    load(g, grad + i);
     load(m, average + i);
 #pragma unroll
     for (int k = 0; k < N; k++) m[k] = look_ahead(momentum, m[k], g[k] * scale) * norm;

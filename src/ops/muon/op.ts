@@ -40,7 +40,7 @@ export interface MuonOptions extends AdamWOptions {
   readonly momentum?: number;
   /** The learning rate of matrices is that of a step times this. Default 1. */
   readonly learningRateRatio?: number;
-  /** What the orthogonalisation computes in. Default: bf16 on a GPU, f32 on the CPU. */
+  /** Number type of the orthogonalisation. Default: bf16 on a GPU, f32 on the CPU. */
   readonly dtype?: 'f32' | 'bf16';
 }
 

@@ -7,17 +7,17 @@ import type { signatures } from './op.js';
 /** Rows that one partial sum of the weight's gradient covers at least; a block of the backward pass makes one. */
 export const CUDA_ROWS_PER_PARTIAL = 32;
 
-/** Numbers of a row that one warp holds in its registers; a longer row gets more warps, up to MOST_WARPS. */
+/** Numbers of a row that one warp holds in its registers; a longer row gets more warps, up to MAX_WARPS. */
 const NUMBERS_PER_WARP = 1024;
-const MOST_WARPS = 16;
+const MAX_WARPS = 16;
 const SMALLEST_BLOCK = 256;
 /** Registers of a thread for what it holds of a row in the backward pass with which three blocks still run at once. */
 const REGISTERS_FOR_THREE = 60;
 /** Many more blocks than run at once: the last ones then end close together. */
-const MOST_FORWARD_BLOCKS = 64;
+const MAX_FORWARD_BLOCKS = 64;
 
 /** The longest rows whose codes are written as they are normalised: four of them are in a warp's registers. */
-export const MOST_CODED_COLUMNS = 2048;
+export const MAX_CODED_COLUMNS = 2048;
 /** Rows of a block by the length of rows: their codes are in shared memory. */
 const codedRows = (columns: number) => (columns <= 1024 ? 64 : 32);
 
@@ -44,7 +44,7 @@ export function launchers(cuda: CudaRuntime): Kernels<typeof signatures> {
   };
   const choose = (x: Addressable, dim: number, isAligned: boolean): Variant => {
     const numbers = wide(x);
-    if (!isAligned || dim % numbers !== 0 || dim > NUMBERS_PER_WARP * MOST_WARPS)
+    if (!isAligned || dim % numbers !== 0 || dim > NUMBERS_PER_WARP * MAX_WARPS)
       return { code: compiled(x, 0, 1, 1), block: SMALLEST_BLOCK, rows: 1, resident: 3 };
     let warps = 1;
     while (dim > NUMBERS_PER_WARP * warps) warps *= 2;
@@ -58,7 +58,7 @@ export function launchers(cuda: CudaRuntime): Kernels<typeof signatures> {
   return {
     rmsnorm_forward: (x, weight, y, inverseRms, rows, dim, epsilon) => {
       const { code, block, rows: together } = choose(x!, dim, aligned(x, weight, y));
-      const grid = Math.min(Math.ceil(rows / together), cuda.multiprocessors * MOST_FORWARD_BLOCKS);
+      const grid = Math.min(Math.ceil(rows / together), cuda.multiprocessors * MAX_FORWARD_BLOCKS);
       code.launch('rmsnorm_forward', { grid, block }, x, weight, y, inverseRms, rows, dim, f32(epsilon));
     },
     rmsnorm_backward: (

@@ -4,8 +4,8 @@ import { defineKernels } from '../../device/device.js';
 import type { Tape } from '../../tensor/tape.js';
 import { Tensor } from '../../tensor/tensor.js';
 import { expectFloats, expectShape } from '../common/shapes.js';
-import { Fp8Matrix, type Fp8Writer, inFp8Alone, normScale } from '../linear/fp8.js';
-import { CUDA_ROWS_PER_PARTIAL, launchers, MOST_CODED_COLUMNS, writeNormCodes } from './cuda.js';
+import { Fp8Matrix, Fp8Tensor, type Fp8Writer, normScale } from '../linear/fp8.js';
+import { CUDA_ROWS_PER_PARTIAL, launchers, MAX_CODED_COLUMNS, writeNormCodes } from './cuda.js';
 
 export const signatures = {
   rmsnorm_forward: ['ptr', 'ptr', 'ptr', 'ptr', 'i64', 'i64', 'f32'],
@@ -25,10 +25,10 @@ export function rmsnorm(tape: Tape, x: Tensor, weight: Tensor, epsilon = 1e-5): 
  * The same in FP8 alone, on a GPU: the layers of its gradient take it. |y| has a bound, so nothing is read for its largest
  * magnitude. `x` is bf16, its sizes multiples of 16.
  */
-export function fp8Rmsnorm(tape: Tape, x: Tensor, weight: Tensor, epsilon = 1e-5): Tensor {
+export function fp8Rmsnorm(tape: Tape, x: Tensor, weight: Tensor, epsilon = 1e-5): Fp8Tensor {
   const { device } = tape;
   const [rows, columns] = x.shape;
-  const isLong = columns > MOST_CODED_COLUMNS;
+  const isLong = columns > MAX_CODED_COLUMNS;
   const { y, inverseRms } = normalise(tape, x, weight, epsilon, isLong);
   const writer: Fp8Writer = {
     rows,
@@ -40,7 +40,7 @@ export function fp8Rmsnorm(tape: Tape, x: Tensor, weight: Tensor, epsilon = 1e-5
   const codes = isLong
     ? new Fp8Matrix(device, y, 'e4m3', layouts, writer.scale())
     : new Fp8Matrix(device, writer, 'e4m3', layouts);
-  return inFp8Alone(tape, y, codes);
+  return new Fp8Tensor(tape, y, codes);
 }
 
 /** Without `computesResult` results are only allocated. */

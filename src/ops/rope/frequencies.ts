@@ -35,7 +35,7 @@ export type RotaryScaling =
       readonly attentionFactor: number | null;
     };
 
-/** What decides the rotations of heads of one size. */
+/** The settings that decide the rotations of heads of one size. */
 export interface RotaryShape {
   /** Numbers of a head; even. */
   readonly size: number;

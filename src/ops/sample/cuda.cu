@@ -1,6 +1,6 @@
 // Draws the next token of every row of logits by temperature, top-k, top-p and min-p, one thread block for each row.
 //
-// The tokens are those of the host's sampler (infer/sampler.ts), which adds float64 weights one after the other. Here sums
+// The tokens are those of the host's sampler (infer/engine/sampler.ts), which adds float64 weights one after the other. Here sums
 // have another order, so a decision is taken only if it is further from its limit than any order of additions can reach;
 // otherwise the token is UNCERTAIN, about once in 10^7 draws, and the host draws it. Ties are decided by the index.
 //
@@ -24,7 +24,7 @@ struct Token {
   float logit;
   int index;
 };
-// Whether a is more probable; of equals, the lower index counts as such.
+// True if a is more probable; of equals, the lower index comes first.
 __device__ __forceinline__ bool before(Token a, Token b) {
   return a.logit > b.logit || (a.logit == b.logit && a.index < b.index);
 }
@@ -180,7 +180,7 @@ __device__ void draw_by_index(const Row& row, const Settings& settings, Room& ro
       sum += weight;
       continue;
     }
-    // Where rounding could decide, two threads may come here; neither is certain then.
+    // If rounding could decide, two threads may come here, and neither is certain.
     if ((sum == 0 || target - sum > margin) && sum + weight - target > margin) room.found = i;
     break;
   }

@@ -2,7 +2,7 @@
 import type { CudaRuntime } from '../../device/cuda/runtime.js';
 import type { Tensor } from '../../tensor/tensor.js';
 
-/** What `sampleRows` writes where rounding could decide the draw: the host's sampler must draw the token. */
+/** The token that `sampleRows` writes where rounding could decide the draw: the host's sampler must draw the token. */
 export const UNCERTAIN = -2;
 
 /** Numbers of a row of settings: temperature, top-k, top-p, min-p and the uniform number of the draw. */

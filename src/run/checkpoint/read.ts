@@ -5,7 +5,7 @@
  */
 import { createHash } from 'node:crypto';
 import { closeSync } from 'node:fs';
-import { dirname, join } from 'node:path';
+import { basename, dirname, join, resolve } from 'node:path';
 import { TrefoilError, UsageError } from '../../errors.js';
 import {
   fileError,
@@ -153,6 +153,10 @@ function damaged(path: string, reason: string, cause?: unknown): UsageError {
 }
 
 export const LATEST_NAME = 'latest';
+/** Names of the newest checkpoint in `checkpoints/`; the PyTorch runbooks write the second. */
+const NEWEST_NAMES = new Set([LATEST_NAME, 'latest.pt']);
+/** A file in a checkpoint that somebody asked for: `train.keep_last` does not delete the checkpoint. */
+export const KEEP_NAME = 'keep';
 /** step-N, or .old-N-pid: the former step-N, set aside for the moment in which a new step-N takes its place. */
 const CHECKPOINT_NAME = /^(?:step-(\d+)|\.old-(\d+)-\d+)$/;
 /** .tmp-N-pid: being written. .trash-N-pid: being deleted. .latest.tmp-pid: the next `latest`. */
@@ -198,7 +202,9 @@ export function listCheckpoints(checkpoints: string): CheckpointEntry[] {
   return entries.sort((a, b) => b.order - a.order || b.step - a.step || (a.path < b.path ? 1 : -1));
 }
 
-/** What saves and deletions of killed processes left behind; not what other living processes work on. */
+/**
+ * Lists files that killed processes left behind while saving or deleting; those of living processes are not included.
+ */
 export function listLeftovers(checkpoints: string): string[] {
   return leftBehind(checkpoints, LEFTOVER_NAME);
 }
@@ -222,11 +228,23 @@ export interface FoundCheckpoint {
 }
 
 /**
- * With 'auto', the newest checkpoint of the run that verifies, or undefined if the run has none. If it has some and all are
- * damaged, throws: starting again from nothing must be a decision. A path must itself verify.
+ * With 'auto', or `checkpoints/latest` of the run, the newest checkpoint that verifies, or undefined if the run has none.
+ * If it has some and all are damaged, throws: starting again from nothing must be a decision. `latest` of another run is
+ * its newest, and any other path must itself verify.
  */
 export function findCheckpoint(runDir: string, which: string): FoundCheckpoint | undefined {
-  return which === 'auto' ? findNewest(join(runDir, 'checkpoints')) : openCheckpoint(resolvePath(which));
+  const own = join(runDir, 'checkpoints');
+  if (which === 'auto') return findNewest(own);
+  if (!namesNewest(which)) return openCheckpoint(resolvePath(which));
+  const folder = dirname(which);
+  const found = findNewest(folder);
+  if (!found && resolve(folder) !== resolve(own)) throw new UsageError(`${which}: ${folder} holds no checkpoint`);
+  return found;
+}
+
+/** Whether a path is `latest` of a folder of checkpoints, which need not exist; a run folder may have that name too. */
+export function namesNewest(path: string): boolean {
+  return NEWEST_NAMES.has(basename(path)) && !statOrUndefined(path)?.isDirectory();
 }
 
 /**
@@ -266,7 +284,7 @@ function findNewest(checkpoints: string): FoundCheckpoint | undefined {
   );
 }
 
-/** A checkpoint folder, or the `latest` file that points to one. */
+/** A checkpoint folder. */
 function resolvePath(which: string): string {
   const facts = statOrUndefined(which);
   if (!facts) throw new UsageError(`${which}: there is no such checkpoint; name a folder such as checkpoints/step-100`);
@@ -278,9 +296,7 @@ function resolvePath(which: string): string {
     }
     return which;
   }
-  const step = /^step-(\d+)\s*$/.exec(readText(which) ?? '');
-  if (!step) throw new UsageError(`${which}: is not a checkpoint; name a folder such as checkpoints/step-100`);
-  return stepFolder(dirname(which), Number(step[1]));
+  throw new UsageError(`${which}: is not a checkpoint; name a folder such as checkpoints/step-100`);
 }
 
 function readState(path: string): CheckpointState {

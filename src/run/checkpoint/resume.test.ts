@@ -87,6 +87,20 @@ test('a named checkpoint must verify itself', () => {
   );
 });
 
+test('auto, checkpoints/latest and checkpoints/latest.pt mean the same', () => {
+  for (const which of ['auto', join(run, 'checkpoints', 'latest'), join(run, 'checkpoints', 'latest.pt')]) {
+    expect(findCheckpoint(run, which)).toMatchObject({ step: 2, skipped: [] });
+    const good = readFileSync(join(folder(2), 'state.json'));
+    truncateSync(join(folder(2), 'state.json'), 1);
+    expect(findCheckpoint(run, which)).toMatchObject({ step: 1, skipped: [{ path: folder(2) }] });
+    writeFileSync(join(folder(2), 'state.json'), good);
+  }
+  const fresh = join(run, 'other');
+  expect(findCheckpoint(fresh, join(fresh, 'checkpoints', 'latest.pt'))).toBeUndefined();
+  expect(() => findCheckpoint(run, join(fresh, 'checkpoints', 'latest'))).toThrow('holds no checkpoint');
+  expect(findCheckpoint('/elsewhere', join(run, 'checkpoints', 'latest.pt'))?.step).toBe(2);
+});
+
 test('a path that is no checkpoint is refused with what to name instead', () => {
   expect(() => findCheckpoint(run, join(run, 'none'))).toThrow('there is no such checkpoint');
   expect(() => findCheckpoint(run, run)).toThrow('is a run folder');

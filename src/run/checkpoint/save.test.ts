@@ -6,7 +6,7 @@ import { UsageError } from '../../errors.js';
 import { readSafetensors } from '../safetensors.js';
 import { trefoilVersion } from '../version.js';
 import { findCheckpoint, readManifest } from './read.js';
-import { type CheckpointParts, SaveFailed, saveCheckpoint } from './save.js';
+import { type CheckpointParts, keepCheckpoint, SaveFailed, saveCheckpoint } from './save.js';
 
 let run: string;
 beforeEach(() => {
@@ -167,4 +167,16 @@ test('mistakes of the program are not taken for a failing disk', () => {
   expect(() => saveCheckpoint(run, 1, { model: [tensor], optimizer: [] }, {})).toThrow(/^device lost$/);
   expect(existsSync(join(run, 'checkpoints', 'step-1'))).toBe(false);
   expect(names()).toEqual([]);
+});
+
+test('a checkpoint that was asked for is not deleted, and pushes no other out', () => {
+  save(10, 2);
+  save(13, 2);
+  keepCheckpoint(run, 13);
+  for (const step of [20, 30, 40]) save(step, 2);
+  expect(names()).toEqual(['latest', 'step-13', 'step-30', 'step-40']);
+  expect(findCheckpoint(run, join(run, 'checkpoints', 'step-13'))?.step).toBe(13); // the mark is no damage
+  rmSync(join(run, 'checkpoints', 'step-13', 'keep'));
+  save(50, 2);
+  expect(names()).toEqual(['latest', 'step-40', 'step-50']);
 });

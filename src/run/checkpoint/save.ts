@@ -22,6 +22,7 @@ import {
   type CheckpointState,
   type FileDigest,
   FORMAT_VERSION,
+  KEEP_NAME,
   LATEST_NAME,
   listCheckpoints,
   listLeftovers,
@@ -87,6 +88,12 @@ export function saveCheckpoint(
   const warnings = finish(checkpoints, path, options.keepLast ?? Number.POSITIVE_INFINITY, onWrite);
   const bytes = Object.values(manifest.files).reduce((sum, digest) => sum + digest.bytes, 0);
   return { path, bytes, warnings };
+}
+
+/** Excludes a checkpoint from deletion by `keepLast`, until somebody deletes it or its mark. */
+export function keepCheckpoint(runDir: string, step: number): void {
+  const path = join(stepFolder(join(runDir, 'checkpoints'), step), KEEP_NAME);
+  writeFileAtomic(path, 'saved on request: train.keep_last does not delete this checkpoint while this file is here\n');
 }
 
 function writeFiles(
@@ -186,7 +193,7 @@ function putInPlace(checkpoints: string, temporary: string, step: number, onWrit
   fsyncDir(checkpoints);
 }
 
-/** What follows once the checkpoint is safe; a failure here is a warning, not a lost checkpoint. */
+/** Work that follows once the checkpoint is safe; a failure here is a warning, not a lost checkpoint. */
 function finish(checkpoints: string, path: string, keepLast: number, onWrite: (what: string) => void): string[] {
   const warnings: string[] = [];
   const attempt = (action: () => void): void => {
@@ -220,7 +227,8 @@ function expired(checkpoints: string, newest: string, keepLast: number): { path:
   const others = listCheckpoints(checkpoints).filter(({ path }) => path !== newest);
   const isReplaced = ({ path, step }: { path: string; step: number }): boolean =>
     path !== stepFolder(checkpoints, step);
-  const kept = others.filter((entry) => !isReplaced(entry));
+  const isMarked = ({ path }: { path: string }) => statOrUndefined(join(path, KEEP_NAME)) !== undefined;
+  const kept = others.filter((entry) => !isReplaced(entry) && !isMarked(entry));
   // Damaged ones count as the oldest: they must not push out a sound one.
   kept.sort((a, b) => Number(a.manifest === undefined) - Number(b.manifest === undefined));
   return [...others.filter(isReplaced), ...kept.slice(Math.max(0, keepLast - 1))];

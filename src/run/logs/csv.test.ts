@@ -117,6 +117,32 @@ test('the reader takes whole rows only, counts damage, and takes a missing file 
   expect(badLines).toBe(4);
 });
 
+test('a later column: files of earlier versions are read and go on, unknown values are empty cells', () => {
+  const schema = { ...TRAINING_CSV, share: 'float32?' } as const;
+  const old = 'step,loss,lr,toks_per_s\n1,2,3,4\n2,2,3,4\n3,2';
+  writeFileSync(path, old);
+  expect(readCsv(path, schema)).toEqual({
+    rows: [1, 2].map((step) => ({ step, loss: 2, lr: 3, toks_per_s: 4 })),
+    badLines: 0,
+  });
+  expect(text()).toBe(old);
+  const writer = openCsv(path, schema, { keepThrough: 1 });
+  writer.write({ ...row(2, 1), share: 0.25 });
+  writer.write(row(3, 1));
+  writer.close();
+  expect(text()).toBe('step,loss,lr,toks_per_s,share\n1,2,3,4,\n2,1,0.0003,51234.6,0.25\n3,1,0.0003,51234.6,\n');
+  const { rows, badLines } = readCsv(path, schema);
+  expect(rows.map(({ share }) => share)).toEqual([undefined, 0.25, undefined]);
+  expect(badLines).toBe(0);
+  expect(readCsv(path, TRAINING_CSV).rows).toHaveLength(3); // an earlier version reads it
+});
+
+test('documents name the columns of the files', () => {
+  const header = Object.keys(TRAINING_CSV).join();
+  for (const page of ['reference/training.md', 'reference/cli.md', 'runbooks/promises.md'])
+    expect(readFileSync(new URL(`../../../docs/${page}`, import.meta.url), 'utf8'), page).toContain(header);
+});
+
 test('columns are found by name', () => {
   writeFileSync(path, 'extra,loss,lr,toks_per_s,step\nx,1,2,3,4\n');
   expect(readCsv(path, TRAINING_CSV).rows).toEqual([{ step: 4, loss: 1, lr: 2, toks_per_s: 3 }]);

@@ -1,38 +1,54 @@
 /** The CSV files of a run: append-only while it runs, cut back to the checkpoint when it resumes. Written by log.ts. */
 import { UsageError } from '../../errors.js';
 import { readFully, readText, withFile, writeFileAtomic } from '../../files.js';
+import { type ColumnKind, type CsvFile, isLater, METRIC_ENTRIES, type METRICS, type MetricName } from '../metrics.js';
 import { AppendFile } from './log-file.js';
 
-/** How the values of a column are printed: `tenths` is for rates and times, which are never compared bit for bit. */
-export type ColumnKind = 'integer' | 'float32' | 'tenths' | 'text';
 /** Columns in the order of the file; the first is always the step. */
 export type CsvSchema = { readonly step: 'integer' } & Readonly<Record<string, ColumnKind>>;
 /** One row by column. */
 export type CsvRow<Schema extends CsvSchema> = {
-  -readonly [Column in keyof Schema]: Schema[Column] extends 'text' ? string : number;
+  -readonly [Column in keyof Schema as Schema[Column] extends `${string}?`
+    ? never
+    : Column]: Schema[Column] extends 'text' ? string : number;
+} & { -readonly [Column in keyof Schema as Schema[Column] extends `${string}?` ? Column : never]?: number };
+
+type Table = typeof METRICS;
+type MetricColumns<File extends CsvFile> = { readonly step: 'integer' } & {
+  readonly [Name in MetricName as Table[Name] extends { readonly csv: Readonly<Record<File, ColumnKind>> }
+    ? Name
+    : never]: Table[Name] extends { readonly csv: Readonly<Record<File, infer Kind extends ColumnKind>> }
+    ? Kind
+    : never;
 };
 
+/** The step and the metrics of a file. */
+function metricColumns<File extends CsvFile>(file: File): MetricColumns<File> {
+  const columns = METRIC_ENTRIES.flatMap(([name, { csv }]) => (csv?.[file] ? [[name, csv[file]]] : []));
+  return { step: 'integer', ...Object.fromEntries(columns) } as MetricColumns<File>;
+}
+
 /** Columns of training.csv. */
-export const TRAINING_CSV = { step: 'integer', loss: 'float32', lr: 'float32', toks_per_s: 'tenths' } as const;
+export const TRAINING_CSV = metricColumns('training');
 /** Columns of val.csv. */
-export const VAL_CSV = { step: 'integer', val_loss: 'float32', ppl: 'float32' } as const;
-export const K_STATS_CSV = {
-  step: 'integer',
-  sel_k_mean: 'float32',
-  sel_k_max: 'integer',
-  sel_pct_at_max: 'float32',
-} as const;
+export const VAL_CSV = metricColumns('val');
+export const K_STATS_CSV = metricColumns('kStats');
 /** One row per counter: a new counter in a newer version then needs no new column in the file of a resumed run. */
 export const FALLBACK_COUNTERS_CSV = { step: 'integer', counter: 'text', count: 'integer' } as const;
+
+/** One row per metric of the program's own, which may be others in every step. */
+export const OWN_METRICS_CSV = { step: 'integer', metric: 'text', value: 'float32' } as const;
 
 /** Enough for some hundred rows. */
 const TAIL_BYTES = 64 * 1024;
 
 /**
  * Opens or creates a file for appending, removes an incomplete last row, and refuses a file with other columns. Rows of
- * steps after `keepThrough` are removed. A crash leaves the old content or the new.
+ * steps after `keepThrough` are removed. A file of an earlier version gets the later columns, empty in its rows. A crash
+ * leaves the old content or the new.
  */
 export function openCsvFile(path: string, schema: CsvSchema, keepThrough = Number.POSITIVE_INFINITY): AppendFile {
+  addLaterColumns(path, schema);
   const file = openWithHeader(path, schema);
   const lines = wholeLines(readText(path) ?? '');
   const kept = lines.filter((line, index) => index === 0 || !(Number.parseInt(line, 10) > keepThrough));
@@ -40,6 +56,24 @@ export function openCsvFile(path: string, schema: CsvSchema, keepThrough = Numbe
   file.close();
   writeFileAtomic(path, kept.map((line) => `${line}\n`).join(''));
   return openWithHeader(path, schema);
+}
+
+/** Rewrites a file that lacks later columns only. */
+function addLaterColumns(path: string, schema: CsvSchema): void {
+  const [header, ...lines] = wholeLines(readText(path) ?? '');
+  const found = header?.split(',') ?? [];
+  const missing = Object.entries(schema).filter(([name]) => !found.includes(name));
+  const isEarlier =
+    missing.length > 0 && missing.every(([, kind]) => isLater(kind)) && found.every((name) => name in schema);
+  if (!isEarlier) return;
+  const widened = lines.map((line) => {
+    const cells = line.split(',');
+    if (cells.length !== found.length) return line; // damaged
+    return Object.keys(schema)
+      .map((name) => cells[found.indexOf(name)] ?? '')
+      .join(',');
+  });
+  writeFileAtomic(path, [headerOf(schema), ...widened].map((line) => `${line}\n`).join(''));
 }
 
 /** Writes the header of a new file; refuses another header. */
@@ -67,7 +101,7 @@ export interface CsvContent<Schema extends CsvSchema> {
 
 /**
  * Reads the whole rows of a file that may be growing, missing (no rows) or damaged in places. Columns are found by their
- * names, so files with more columns are read too.
+ * names, so files with more columns are read too; those of an earlier version lack later columns.
  */
 export function readCsv<Schema extends CsvSchema>(path: string, schema: Schema): CsvContent<Schema> {
   return parseLines(path, schema, wholeLines(readText(path) ?? ''));
@@ -104,11 +138,11 @@ function parseLines<Schema extends CsvSchema>(
   if (header === undefined) return content;
   const names = header.split(',');
   const columns = Object.entries(schema).map(([name, kind]) => ({ name, kind, index: names.indexOf(name) }));
-  const missing = columns.find(({ index }) => index < 0);
+  const missing = columns.find(({ kind, index }) => index < 0 && !isLater(kind));
   if (missing) throw new UsageError(`${path}: there is no column ${missing.name}; expected "${headerOf(schema)}"`);
   for (const line of lines) {
     const cells = line.split(',');
-    const row: Record<string, number | string> = {};
+    const row: Record<string, number | string | undefined> = {};
     for (const { name, kind, index } of columns) row[name] = parseCell(kind, cells[index]);
     const isBad =
       cells.length !== names.length || columns.some(({ name, index }) => isBadCell(row[name], cells[index]));
@@ -124,23 +158,26 @@ function headerOf(schema: CsvSchema): string {
 
 /** A row as a line. */
 export function formatRow<Schema extends CsvSchema>(schema: Schema, row: CsvRow<Schema>): string {
-  const cells = Object.entries(schema).map(([name, kind]) => formatCell(kind, row[name] as number | string));
+  const values = row as Readonly<Record<string, number | string | undefined>>;
+  const cells = Object.entries(schema).map(([name, kind]) => formatCell(kind, values[name]));
   return `${cells.join(',')}\n`;
 }
 
-function formatCell(kind: ColumnKind, value: number | string): string {
+function formatCell(kind: ColumnKind, value: number | string | undefined): string {
+  if (value === undefined) return '';
   if (typeof value === 'string') return value.replace(/[,\r\n"]/g, '_');
-  if (kind === 'float32') return formatFloat32(value);
-  return kind === 'tenths' && Number.isFinite(value) ? String(Number(value.toFixed(1))) : String(value);
+  if (kind.startsWith('float32')) return formatFloat32(value);
+  return kind.startsWith('tenths') && Number.isFinite(value) ? String(Number(value.toFixed(1))) : String(value);
 }
 
-function parseCell(kind: ColumnKind, cell: string | undefined): number | string {
+function parseCell(kind: ColumnKind, cell: string | undefined): number | string | undefined {
   if (kind === 'text') return cell ?? '';
+  if (isLater(kind) && !cell) return undefined;
   return cell === undefined || cell.trim() === '' ? Number.NaN : Number(cell);
 }
 
 /** Only a literal NaN is accepted as NaN: any other non-number is damage. */
-function isBadCell(value: number | string, cell: string | undefined): boolean {
+function isBadCell(value: number | string | undefined, cell: string | undefined): boolean {
   return typeof value === 'number' && Number.isNaN(value) && cell !== 'NaN';
 }
 

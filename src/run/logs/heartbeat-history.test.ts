@@ -1,6 +1,7 @@
 import { appendFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { cpuMs } from '../../testing/cpu-time.js';
 import fc from '../../testing/properties.js';
 import { temporaryFolder } from '../../testing/run.js';
 import { sampleHeartbeats } from './heartbeat-history.js';
@@ -62,6 +63,19 @@ describe('sampleHeartbeats', () => {
       }),
       { numRuns: 60 },
     );
+  });
+
+  it('searches a file full of lines that are no heartbeats at a bounded cost', () => {
+    const garbage = { newlines: '\n', braces: '{\n', arrays: `{"a":[${Array(8_000).fill('1')}]}\n` };
+    for (const [name, text] of Object.entries(garbage)) {
+      writeFileSync(path, line(1, 1) + text.repeat(Math.ceil(2e6 / text.length)) + line(2, 2));
+      let steps: number[] = [];
+      const ms = cpuMs(() => {
+        steps = sampleHeartbeats(path, 0, Number.POSITIVE_INFINITY, 256).map(({ step }) => step);
+      });
+      expect(steps, name).toContain(1);
+      expect(ms, name).toBeLessThan(2000);
+    }
   });
 
   it('has none for a missing or an empty file', () => {

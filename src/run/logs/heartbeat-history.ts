@@ -6,8 +6,14 @@ import { readFully, withFile } from '../../files.js';
 import { type Heartbeat, parseHeartbeat } from './heartbeat.js';
 
 const NEWLINE = 0x0a;
+const BRACE = 0x7b;
 /** A line has about 700 bytes; the larger window passes over garbage between two lines. */
 const WINDOW_BYTES = [4 * 1024, 64 * 1024, 1024 * 1024];
+/** Longer lines are no heartbeats. */
+const MAX_LINE_BYTES = 16 * 1024;
+/** Each search passes over lines of this total cost; a file full of garbage would otherwise be parsed hundreds of times. */
+const GARBAGE_COST = 16 * 1024;
+const LINE_COST = 128;
 
 interface Found {
   readonly heartbeat: Heartbeat;
@@ -55,11 +61,17 @@ function lineFrom(descriptor: number, size: number, position: number): Found | u
     const content = window.subarray(0, readFully(descriptor, window, begin));
     let start = position === 0 ? 0 : content.indexOf(NEWLINE) + 1;
     if (start === 0 && position > 0) continue;
+    let cost = 0;
     for (;;) {
       const end = content.indexOf(NEWLINE, start);
       if (end < 0) break;
-      const heartbeat = parseHeartbeat(new TextDecoder().decode(content.subarray(start, end)));
-      if (heartbeat) return { heartbeat, start: begin + start };
+      if (content[start] === BRACE && end - start <= MAX_LINE_BYTES) {
+        const heartbeat = parseHeartbeat(new TextDecoder().decode(content.subarray(start, end)));
+        if (heartbeat) return { heartbeat, start: begin + start };
+        cost += end - start;
+      }
+      cost += LINE_COST;
+      if (cost > GARBAGE_COST) return undefined;
       start = end + 1;
     }
     if (begin + content.length >= size) return undefined;

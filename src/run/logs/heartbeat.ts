@@ -8,6 +8,7 @@ import { constants, openSync } from 'node:fs';
 import { UsageError } from '../../errors.js';
 import { fileError, parseObject, readFully, readText, statOrUndefined, withFile } from '../../files.js';
 import { asNumber } from '../json.js';
+import { COUNTERS, METRIC_ENTRIES, type METRICS, type RunMetrics } from '../metrics.js';
 
 /** Kinds of heartbeat records. */
 export type HeartbeatMessage =
@@ -20,57 +21,82 @@ export type HeartbeatMessage =
   | 'halt'
   | 'stop';
 
-/** What the trainer tells. Memory is in MiB; times are in the unit of their name. */
-export interface HeartbeatFields {
+/** How a run ended, in its last heartbeat and in metrics.json. */
+export type EndStatus = (typeof END_STATUSES)[number];
+const END_STATUSES = [
+  'done',
+  'halted',
+  'signalled',
+  'non-finite',
+  'no-data',
+  'ranks-differ',
+  'out-of-memory',
+  'failed',
+] as const;
+
+const COUNTER_PREFIX = 'fb_';
+const OWN_PREFIX = 'own_';
+
+/** The metrics in a heartbeat, by name, and a field for each counter and each metric of the program's own. */
+export type HeartbeatMetrics = {
+  [Name in Exclude<keyof RunMetrics, 'counters' | 'own'> as (typeof METRICS)[Name] extends { readonly heartbeat: false }
+    ? never
+    : Name]?: NonNullable<RunMetrics[Name]>;
+} & { [counterOrOwn: `${typeof COUNTER_PREFIX | typeof OWN_PREFIX}${string}`]: number };
+
+/** Fields that a rank reports. */
+export type HeartbeatFields = HeartbeatMetrics & {
   step: number;
   msg: HeartbeatMessage;
-  loss?: number;
-  toks_per_s?: number;
-  dt_fetch_s?: number;
-  fetch_p50_ms?: number;
-  fetch_p95_ms?: number;
-  grad_norm?: number;
-  gate_entropy_mean?: number;
-  gate_entropy_min?: number;
-  /** The largest gate of all tokens and heads, and the mean over them of the largest of three. */
-  gate_max_gate?: number;
-  gate_max_gate_mean?: number;
-  gate_collapse_frac?: number;
-  /** Mean gate of the compressed, selected and window branch. */
-  gate_branch_shares?: number[];
-  sel_k_mean?: number;
-  sel_k_max?: number;
-  sel_pct_at_max?: number;
-  /** Schedule from dense to sparse attention: selected blocks, and the weight given to the other two branches. */
-  n_sel?: number;
-  gate_released?: number;
-  gpu_mem_alloc?: number;
-  gpu_mem_reserved?: number;
-  mfu?: number;
-  /** Documents the loader has read, and batches it holds ready. */
-  docs_seen?: number;
-  queue_fill?: number;
+  /** An evaluation has these and no `loss`, so that a query for training losses finds those alone. */
+  val_loss?: number;
+  ppl?: number;
   /** The source the batch came from: `synthetic` whenever it is not the one that was asked for. */
   data?: string;
-  /** What the rank was about to do, so that a watchdog can name where it hangs. */
+  /** Name of the section that the rank was about to run, so that a watchdog can name where it hangs. */
   section?: string;
   /** The reason behind a loader_error, halt or stop. */
   detail?: string;
-  [counter: `fb_${string}`]: number;
+  /** In the last heartbeat of a process: how it ended. */
+  status?: EndStatus;
+  /** Its exit code. */
+  exit_code?: number;
+};
+
+/** Metrics as fields of a heartbeat, in the order of the table. */
+export function heartbeatMetrics(metrics: RunMetrics): HeartbeatMetrics {
+  const fields = METRIC_ENTRIES.flatMap(([name, { heartbeat }]): (readonly [string, unknown])[] => {
+    const value = metrics[name];
+    if (value === undefined || heartbeat === false) return [];
+    if (name !== 'counters' && name !== 'own') return [[name, value]];
+    const prefix = name === 'own' ? OWN_PREFIX : COUNTER_PREFIX;
+    return Object.entries(value).map(([one, number]) => [prefix + one, number]);
+  });
+  return Object.fromEntries(fields) as HeartbeatMetrics;
 }
 
-/** Counters that say which kernel served: they grow in a healthy run. All others count failures and stand-ins. */
-const SERVED: ReadonlySet<string> = new Set(['fb_attention_union', 'fb_attention_outer', 'fb_attention_gather']);
-
-/** The counters of a line that should stay near 0. */
-export function fallbackCounters(beat: HeartbeatFields): [name: `fb_${string}`, count: number][] {
-  return Object.entries(beat).filter(
-    (entry): entry is [`fb_${string}`, number] => entry[0].startsWith('fb_') && !SERVED.has(entry[0]),
+/** The counters of a heartbeat, by their names in the table. */
+export function countersIn(beat: HeartbeatMetrics): [name: string, count: number][] {
+  return Object.entries(beat).flatMap(([field, count]): [string, number][] =>
+    field.startsWith(COUNTER_PREFIX) ? [[field.slice(COUNTER_PREFIX.length), count as number]] : [],
   );
 }
 
+/** The counters of a heartbeat that should stay near 0. */
+export function failureCounters(beat: HeartbeatMetrics): [name: string, count: number][] {
+  return countersIn(beat).filter(([name]) => !COUNTERS[name]?.isUsual);
+}
+
+/** The part of a line with the counters, which stand together; undefined if it has none. */
+export function counterText(line: string): string | undefined {
+  const begin = line.indexOf(`"${COUNTER_PREFIX}`);
+  if (begin < 0) return undefined;
+  const end = line.indexOf(',', line.lastIndexOf(`"${COUNTER_PREFIX}`));
+  return line.slice(begin, end < 0 ? undefined : end);
+}
+
 /** A line of the file. */
-export interface Heartbeat extends HeartbeatFields {
+export type Heartbeat = HeartbeatFields & {
   /** Seconds since 1970, with fraction. */
   ts: number;
   iso: string;
@@ -78,14 +104,26 @@ export interface Heartbeat extends HeartbeatFields {
   rank: number;
   /** How many ranks the run has; absent in files of earlier versions. */
   world?: number;
-}
+};
 
-const TEXT_FIELDS = new Set(['iso', 'msg', 'data', 'section', 'detail']);
+const TEXT_FIELDS = new Set(['iso', 'msg', 'data', 'section', 'detail', 'status']);
+/** Metrics that are lists of numbers. */
+const LISTS = new Set<string>(METRIC_ENTRIES.flatMap(([name, { parts }]) => (parts ? name : [])));
+/** Reasons are one line. */
+const MAX_TEXT = 1000;
+/** The trainer has some dozen fields. */
+const MAX_FIELDS = 500;
+/** Lines in a row that are no heartbeats, after which the end of a file holds none. */
+const MAX_GARBAGE = 10_000;
+/** More ranks than any run has: readers make lists of this length. */
+const MAX_RANKS = 65_536;
 const REQUIRED_NUMBERS = ['ts', 'pid', 'rank', 'step'];
 /** The end of the file is read in windows that grow until they hold enough lines; the largest window is the limit. */
 const WINDOW_BYTES = [64 * 1024, 1024 * 1024, 16 * 1024 * 1024];
 const CHUNK_BYTES = 1024 * 1024;
 const NEWLINE = 0x0a;
+/** Shorter lines lack a required field; a file of garbage has millions of them. */
+const MIN_LINE_BYTES = 40;
 
 /**
  * The last `count` heartbeats, oldest first. Reads only the end of the file, however long it is. A missing file has none;
@@ -109,6 +147,7 @@ export function tailHeartbeats(path: string, count: number): Heartbeat[] {
 export function* readHeartbeats(path: string): Generator<Heartbeat> {
   let position = 0;
   let rest: Uint8Array = new Uint8Array(0);
+  const decoder = new TextDecoder();
   for (;;) {
     // Opened anew for each piece: a reader that stops half way leaves nothing open.
     const chunk = withFile(path, (descriptor) => {
@@ -120,9 +159,12 @@ export function* readHeartbeats(path: string): Generator<Heartbeat> {
     // A line longer than a whole chunk is no heartbeat: forget its beginning instead of collecting it.
     const content = rest.length > CHUNK_BYTES ? chunk : Buffer.concat([rest, chunk]);
     const end = content.lastIndexOf(NEWLINE) + 1;
-    for (const line of textLines(content.subarray(0, end))) {
-      const heartbeat = parseHeartbeat(line);
+    for (let start = 0; start < end; ) {
+      const stop = content.indexOf(NEWLINE, start);
+      const isLong = stop - start >= MIN_LINE_BYTES;
+      const heartbeat = isLong ? parseHeartbeat(decoder.decode(content.subarray(start, stop))) : undefined;
       if (heartbeat) yield heartbeat;
+      start = stop + 1;
     }
     rest = content.subarray(end);
   }
@@ -130,11 +172,12 @@ export function* readHeartbeats(path: string): Generator<Heartbeat> {
 
 /** Reads a line; undefined when it is no heartbeat. Optional fields of a wrong kind are left out. */
 export function parseHeartbeat(line: string): Heartbeat | undefined {
+  if (!line.includes('"msg"')) return undefined; // parsing a file of garbage takes ten times as long
   const parsed = parseObject(line);
   if (typeof parsed?.['msg'] !== 'string') return undefined;
   if (!REQUIRED_NUMBERS.every((name) => Number.isFinite(parsed[name]))) return undefined;
   const heartbeat: Record<string, unknown> = {};
-  for (const [name, value] of Object.entries(parsed)) {
+  for (const [name, value] of Object.entries(parsed).slice(0, MAX_FIELDS)) {
     const kept = parseField(name, value);
     if (kept !== undefined) heartbeat[name] = kept;
   }
@@ -142,25 +185,30 @@ export function parseHeartbeat(line: string): Heartbeat | undefined {
 }
 
 function parseField(name: string, value: unknown): number | string | number[] | undefined {
-  if (TEXT_FIELDS.has(name)) return typeof value === 'string' ? value : undefined;
-  if (name !== 'gate_branch_shares') return asNumber(value);
-  const shares = Array.isArray(value) ? value.map(asNumber) : [undefined];
-  return shares.every((share) => share !== undefined) ? shares : undefined;
+  if (name === 'status') return END_STATUSES.find((status) => status === value);
+  if (TEXT_FIELDS.has(name)) return typeof value === 'string' ? value.slice(0, MAX_TEXT) : undefined;
+  if (name === 'world') return isRankCount(value) ? value : undefined;
+  if (!LISTS.has(name)) return asNumber(value);
+  const numbers = Array.isArray(value) ? value.map(asNumber) : [undefined];
+  return numbers.every((one) => one !== undefined) ? numbers : undefined;
+}
+
+function isRankCount(value: unknown): value is number {
+  return Number.isSafeInteger(value) && (value as number) >= 1 && (value as number) <= MAX_RANKS;
 }
 
 /** The window mostly begins inside a line; the rest of a line is no JSON object and goes the way of all garbage. */
-function lastRecords(content: Uint8Array, count: number): Heartbeat[] {
-  const lines = textLines(content.subarray(0, content.lastIndexOf(NEWLINE) + 1));
+function lastRecords(content: Buffer, count: number): Heartbeat[] {
   const found: Heartbeat[] = [];
-  for (let i = lines.length - 1; i >= 0 && found.length < count; i--) {
-    const heartbeat = parseHeartbeat(lines[i]);
+  let end = content.lastIndexOf(NEWLINE);
+  for (let garbage = 0; end >= 0 && found.length < count && garbage < MAX_GARBAGE; ) {
+    const start = end === 0 ? -1 : content.lastIndexOf(NEWLINE, end - 1);
+    const heartbeat = parseHeartbeat(content.toString('utf8', start + 1, end));
     if (heartbeat) found.push(heartbeat);
+    garbage = heartbeat ? 0 : garbage + 1;
+    end = start;
   }
   return found.reverse();
-}
-
-function textLines(bytes: Uint8Array): string[] {
-  return new TextDecoder().decode(bytes).split('\n');
 }
 
 /** The sections of a run. In `between`, signals and .HALT are checked; in `wait`, the rank waits for other ranks. */

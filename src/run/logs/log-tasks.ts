@@ -1,4 +1,4 @@
-/** What the log thread (log-thread.ts) and its worker (log-worker.ts) share: messages, and a few words of memory. */
+/** Shared by the log thread (log-thread.ts) and its worker (log-worker.ts): messages, and a few words of memory. */
 import type { LogFormat, OpenFile } from './log.js';
 
 /** Indices into the shared words. */

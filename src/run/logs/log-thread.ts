@@ -145,10 +145,12 @@ export class LogThread {
     const done = Atomics.load(this.#words, WORDS.done);
     const now = performance.now();
     if (done !== this.#lastDone || done === this.#posted) {
-      if (this.#isStalled) this.#onProblem('log files: writing again');
+      const wasStalled = this.#isStalled;
       this.#isStalled = false;
       this.#lastDone = done;
       this.#lastProgress = now;
+      // Last: the receiver may write the line to a file of this thread.
+      if (wasStalled) this.#onProblem('log files: writing again');
     } else if (now - this.#lastProgress > STALL_MS) this.#stalled();
   }
 

@@ -31,7 +31,7 @@ interface Writer {
 /** How the records of a file become bytes. A `section` file holds one record, which each write replaces. */
 export type LogFormat =
   | { readonly kind: 'csv'; readonly schema: CsvSchema }
-  | { readonly kind: 'json-lines' | 'tensorboard' }
+  | { readonly kind: 'lines' | 'json-lines' | 'tensorboard' }
   | { readonly kind: 'heartbeat' | 'section'; readonly writer: Writer };
 
 export interface LogOptions extends SinkOptions {
@@ -72,6 +72,11 @@ export function openSection(
   options: LogOptions = {},
 ): Log<{ readonly section: SectionName; readonly step: number }> {
   return openLog(openSectionFile(path), { kind: 'section', writer: { pid: process.pid, rank } }, options);
+}
+
+/** Lines of text, as they are. */
+export function openLines(path: string, options: LogOptions = {}): Log<string> {
+  return openLog(new AppendFile(path), { kind: 'lines' }, options);
 }
 
 /** Lines with `step`, `ts` in seconds since 1970, and the fields of the record. */
@@ -123,6 +128,8 @@ export function encodeRecord(format: LogFormat, record: unknown, at: number): Ui
   switch (format.kind) {
     case 'csv':
       return Buffer.from(formatRow(format.schema, record as CsvRow<CsvSchema>));
+    case 'lines':
+      return Buffer.from(`${record as string}\n`);
     case 'json-lines': {
       const { step, ...fields } = record as { step: number };
       return Buffer.from(`${toJson({ step, ts, ...fields })}\n`);

@@ -1,9 +1,13 @@
-/** What ranks exchange besides gradients: a few numbers or lines of text, after which every rank knows the same. */
+/** Exchanges of ranks besides gradients: a few numbers or lines of text, after which every rank knows the same. */
 import type { Collectives, Reduction, Span } from '../../device/collectives.js';
 import type { Device } from '../../device/device.js';
 import { Tensor } from '../../tensor/tensor.js';
 
-/** Every rank must call the same methods in the same order. */
+/**
+ * Every rank must call the same methods in the same order.
+ *
+ * @opaque
+ */
 export interface Agreement {
   /** Sums over all ranks, in float64 and in rank order. */
   sum(values: readonly number[]): number[];
@@ -17,6 +21,26 @@ export interface Agreement {
   share(text: string, from?: number): string;
   /** One rank runs `action` first and the others after it, so that they find what it left in caches and folders. */
   firstThenOthers<Result>(action: () => Result | Promise<Result>, isFirst?: boolean): Promise<Result>;
+}
+
+/** The agreement of a run of one process: every rank knows what this one knows. */
+export class SingleAgreement implements Agreement {
+  sum(values: readonly number[]): number[] {
+    return [...values];
+  }
+  max(values: readonly number[]): number[] {
+    return [...values];
+  }
+  wait(): void {}
+  gather(text: string): string[] {
+    return [text];
+  }
+  share(text: string): string {
+    return text;
+  }
+  async firstThenOthers<Result>(action: () => Result | Promise<Result>): Promise<Result> {
+    return await action();
+  }
 }
 
 const WORD = 4;

@@ -1,5 +1,5 @@
 /** Memory shared by the two threads of guard.ts: 32-bit words, followed by the run's folder as text. */
-import type { Member } from './monitor.js';
+import type { WorldMember } from './monitor.js';
 
 /**
  * Index of each word. `gone`: rank + 1 of the rank whose lifeline has closed, or 0. `silent`: rank + 1 of the rank that has
@@ -20,7 +20,7 @@ export const PHASES = ['idle', 'join', 'exchange', 'leave'] as const;
 export interface GuardOptions {
   readonly rank: number;
   /** In order of rank. */
-  readonly members: readonly Member[];
+  readonly members: readonly WorldMember[];
   /** How long the other ranks wait for a rank. */
   readonly timeoutSeconds: number;
   /** Milliseconds without progress after which the guard looks for a lost rank; until then the main thread does. */

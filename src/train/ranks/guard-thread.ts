@@ -1,7 +1,9 @@
 /** The thread of guard.ts: watches the main thread, and kills the process when a lost rank blocks it. */
 import { writeSync } from 'node:fs';
-import { parentPort, workerData } from 'node:worker_threads';
-import { runPaths, writeAnomaly } from '../../run/paths.js';
+import { parentPort, Worker, workerData } from 'node:worker_threads';
+import { tailHeartbeats } from '../../run/logs/heartbeat.js';
+import { runPaths } from '../../run/paths.js';
+import { RunEnds } from '../ends.js';
 import { FOLDER_AT, type GuardTask, type Lifeline, PHASES, rankIn, WORDS } from './guard-shared.js';
 import { holdLifeline, offerLifeline } from './lifeline.js';
 import { RankLost, RankMonitor } from './monitor.js';
@@ -60,15 +62,29 @@ function verdict(phase: (typeof PHASES)[number], ms: number): RankLost | null {
   return new RankLost(`${call} within ${timeoutSeconds} s; NCCL_DEBUG=INFO prints why`, 'rank_stall');
 }
 
-function end({ message, anomaly }: RankLost): void {
-  writeSync(STDERR, `trefoil: rank ${rank}: ${message} (this rank was blocked and is killed)\n`);
+/** Signals are 128 and more in exit codes; SIGKILL is 9. */
+const KILLED = 137;
+/** How long the end of the run may take to be written. */
+const WRITE_MS = 5000;
+
+function end(lost: RankLost): void {
+  writeSync(STDERR, `trefoil: rank ${rank}: ${lost.message} (this rank was blocked and is killed)\n`);
   const place = folder();
-  try {
-    if (place !== null) writeAnomaly(place, anomaly);
-  } catch (error) {
-    writeSync(STDERR, `trefoil: rank ${rank}: ${(error as Error).message}\n`);
+  if (place !== null) {
+    // A file system that hangs must not keep the process alive: this thread would wait for it.
+    const kill = `setTimeout(() => process.kill(process.pid, 'SIGKILL'), ${WRITE_MS})`;
+    new Worker(kill, { eval: true, execArgv: [], name: 'trefoil-kill' });
+    writeEnd(place, lost);
   }
   process.kill(process.pid, 'SIGKILL');
+}
+
+/** The log thread has written its lines long before: the main thread makes none while it is blocked. */
+function writeEnd(path: string, lost: RankLost): void {
+  const paths = runPaths(path);
+  const step = tailHeartbeats(paths.heartbeat(rank), 1)[0]?.step ?? 0;
+  const ends = new RunEnds({ path, paths, keepLock: () => {} }, { rank, size: members.length }, step);
+  ends.writeFailure(lost, (line) => writeSync(STDERR, `trefoil: rank ${rank}: ${line}\n`), KILLED);
 }
 
 let [moves, quiet, looked] = [-1, 0, performance.now()];

@@ -7,8 +7,10 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath, pathToFileURL } from 'node:url';
 import { build } from 'esbuild';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { openSection } from '../../run/logs/log.js';
+import { tailHeartbeats } from '../../run/logs/heartbeat.js';
+import { openHeartbeats, openSection } from '../../run/logs/log.js';
 import { readAnomaly, runPaths } from '../../run/paths.js';
+import { readJsonFile } from '../../run/reader.js';
 import { ended } from '../../testing/cli.js';
 
 const folder = mkdtempSync(join(tmpdir(), 'trefoil-guard-'));
@@ -83,9 +85,12 @@ describe.concurrent('the guard of a blocked process', () => {
     }
   });
 
-  it('names the section of the lost rank from the files of the run, and records the anomaly', async () => {
+  it('names the section of the lost rank from the files of the run, and writes the end', async () => {
     const paths = runPaths(folder);
     openSection(paths.section(1), 1).write({ section: 'save', step: 12 });
+    const beats = openHeartbeats(paths.heartbeat(0), 0, { world: 2 });
+    beats.write({ step: 12, msg: 'progress' });
+    beats.close();
     const watch = `guard.watch(${JSON.stringify(paths)});`;
     const { signal, stderr } = await start(`${watch} guard.begin('exchange'); ${LONG}`, process.pid).result;
     expect(signal).toBe('SIGKILL');
@@ -93,6 +98,10 @@ describe.concurrent('the guard of a blocked process', () => {
       /rank 1 on \S+ \(pid \d+, section save at step 12\): kept the other ranks waiting for \d+ s/,
     );
     expect(readAnomaly(folder)).toBe('rank_stall');
+    const end = { status: 'failed', exit_code: 137 };
+    const error = expect.stringMatching(/^rank 1 on .*kept the other ranks waiting/);
+    expect(tailHeartbeats(paths.heartbeat(0), 1)[0]).toMatchObject({ msg: 'halt', step: 12, ...end, detail: error });
+    expect(readJsonFile(paths.metrics)).toEqual({ ...end, error, step: 12 });
   });
 
   it('kills a process that waits too long although no rank is known to be lost', async () => {

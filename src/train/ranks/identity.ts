@@ -6,11 +6,11 @@ import type { Environment } from '../../environment.js';
 import { UsageError } from '../../errors.js';
 
 /** The program that started this process. */
-export type Launcher = 'torchrun' | 'kubeflow' | 'slurm' | 'openmpi' | 'pmix' | 'single';
+export type RankLauncher = 'torchrun' | 'kubeflow' | 'slurm' | 'openmpi' | 'pmix' | 'single';
 
 /** Which rank this process is, and how ranks meet. */
 export interface RankIdentity {
-  readonly launcher: Launcher;
+  readonly launcher: RankLauncher;
   readonly rank: number;
   /** World size; null if only MPI knows it (PMIx without Open MPI's or Slurm's variables). */
   readonly world: number | null;
@@ -91,7 +91,7 @@ export function describeIdentity({
   return `${NAMES[launcher]}: rank ${rank} of ${world ?? 'a number known to MPI'}, local rank ${localRank}${rendezvous}`;
 }
 
-const NAMES: Record<Launcher, string> = {
+const NAMES: Record<RankLauncher, string> = {
   torchrun: 'RANK and WORLD_SIZE (torchrun, trefoil launch)',
   kubeflow: 'PET_* (Kubeflow)',
   slurm: 'SLURM_* (srun)',

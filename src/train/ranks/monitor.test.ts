@@ -1,15 +1,14 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { existsSync } from 'node:fs';
 import { hostname } from 'node:os';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { pidExists, processState } from '../../process-identity.js';
 import { openSection } from '../../run/logs/log.js';
 import { runPaths } from '../../run/paths.js';
+import { procAbsence } from '../../testing/cpu-time.js';
 import { temporaryFolder } from '../../testing/run.js';
 import { RankLost, RankMonitor } from './monitor.js';
 
-const hasProc = existsSync('/proc/self/stat');
 const NOW = 1_700_000_000_000;
 const DEAD = 2 ** 22 + 1; // above the highest pid of Linux
 let folder: ReturnType<typeof temporaryFolder>;
@@ -104,7 +103,8 @@ describe('without the files of a run', () => {
     expect(() => at(DEAD).look(300)).toThrow(`(pid ${DEAD}, no section known): its process is gone`);
   });
 
-  test.runIf(hasProc)('a zombie process counts as exited', async () => {
+  test('a zombie process counts as exited', async ({ skip }) => {
+    if (procAbsence) return skip(procAbsence);
     // The shell's child ends while the shell, turned into `sleep`, never collects it.
     const shell = spawn('sh', ['-c', 'sleep 0.3 & echo $!; exec sleep 30']);
     const zombie = Number(String((await once(shell.stdout, 'data'))[0]));
@@ -130,7 +130,8 @@ describe('without the files of a run', () => {
     expect(() => one.look(300)).toThrow('rank 2 on elsewhere (pid 1, no section known): its process is gone');
   });
 
-  test.runIf(hasProc)('a stopped rank is named after the time limit; a running one is not', async () => {
+  test('a stopped rank is named after the time limit; a running one is not', async ({ skip }) => {
+    if (procAbsence) return skip(procAbsence);
     const other = spawn('sleep', ['60'], { stdio: 'ignore' });
     try {
       expect(() => at(other.pid!).look(60_000)).not.toThrow();

@@ -20,7 +20,7 @@ export class RankLost extends TrefoilError {
 }
 
 /** One rank of a world. */
-export interface Member {
+export interface WorldMember {
   readonly host: string;
   readonly pid: number;
 }
@@ -28,7 +28,7 @@ export interface Member {
 export interface MonitorOptions {
   readonly rank: number;
   /** In order of rank. */
-  readonly members: readonly Member[];
+  readonly members: readonly WorldMember[];
   /** Seconds of waiting after which a rank that is not itself waiting counts as hanging. */
   readonly timeoutSeconds: number;
   readonly clock?: () => number;
@@ -41,7 +41,7 @@ export interface MonitorOptions {
 }
 
 /** The part of a run that the monitor uses. */
-export interface Watched {
+export interface WatchedRun {
   readonly paths: RunPaths;
   /** Records in the section file whether this rank waits. */
   readonly waiting: (isWaiting: boolean) => void;
@@ -54,7 +54,7 @@ const SILENT_SECONDS = 5;
 
 export class RankMonitor {
   readonly #options: MonitorOptions;
-  #watched: Watched | null = null;
+  #watched: WatchedRun | null = null;
   #isWaiting = false;
 
   constructor(options: MonitorOptions) {
@@ -65,7 +65,7 @@ export class RankMonitor {
    * Sets the run whose files show what each rank does; null when the run has ended. Without files a rank may be busy for
    * any time, for example with a large corpus, and only a process that has exited or is stopped is named.
    */
-  watch(watched: Watched | null): void {
+  watch(watched: WatchedRun | null): void {
     this.#watched = watched;
     this.#options.onWatch?.(watched?.paths ?? null);
   }
@@ -99,7 +99,7 @@ export class RankMonitor {
     this.#isWaiting = false;
   }
 
-  #standsStill(other: Member & { rank: number }): boolean {
+  #standsStill(other: WorldMember & { rank: number }): boolean {
     return stateOf(other) === 'stopped' || other.rank === this.#options.silent?.();
   }
 
@@ -116,11 +116,11 @@ export class RankMonitor {
 }
 
 /** Undefined for a process on another host. */
-function stateOf({ host, pid }: Member): ReturnType<typeof processState> | undefined {
+function stateOf({ host, pid }: WorldMember): ReturnType<typeof processState> | undefined {
   return host === hostname() ? processState(pid) : undefined;
 }
 
-function describe({ rank, host, pid }: Member & { rank: number }, section: Section | undefined): string {
+function describe({ rank, host, pid }: WorldMember & { rank: number }, section: Section | undefined): string {
   const where = section ? `section ${section.section} at step ${section.step}` : 'no section known';
   return `rank ${rank} on ${host} (pid ${pid}, ${where})`;
 }

@@ -7,12 +7,11 @@ import type { Device } from '../../device/device.js';
 import { MpiCollectives } from '../../device/mpi/collectives.js';
 import { UsageError } from '../../errors.js';
 import type { RunPaths } from '../../run/paths.js';
-import { SingleAgreement } from '../step.js';
-import { type Agreement, RankAgreement } from './agreement.js';
+import { type Agreement, RankAgreement, SingleAgreement } from './agreement.js';
 import { RankGuard } from './guard.js';
 import type { Lifeline } from './guard-shared.js';
 import { describeIdentity, type RankIdentity, resolveRank } from './identity.js';
-import { type Member, RankMonitor, type Watched } from './monitor.js';
+import { RankMonitor, type WatchedRun, type WorldMember } from './monitor.js';
 import { meetOnGpus } from './nccl.js';
 import { createSecret } from './secret.js';
 
@@ -34,7 +33,7 @@ export interface WaitHooks {
 export interface OpenedRanks {
   readonly collectives: Collectives;
   /** In rank order, if they are already known; otherwise the ranks exchange them. */
-  readonly members?: readonly Member[];
+  readonly members?: readonly WorldMember[];
   /** A rank whose process is known to have ended. */
   readonly gone?: () => number | null;
   /** A rank that was silent for the whole time limit, because its process or machine is stopped. */
@@ -45,7 +44,7 @@ export interface OpenedRanks {
   /** Ends every rank it can reach. */
   readonly abort: (code: number) => void;
   /** The rank that exited without a message, if that can be known. */
-  readonly lost?: () => Promise<(Member & { readonly rank: number }) | null>;
+  readonly lost?: () => Promise<(WorldMember & { readonly rank: number }) | null>;
 }
 
 /** The ranks of a run. A run of one process is a world of size one (`singleWorld`). */
@@ -58,18 +57,18 @@ export interface World {
   readonly isFirstOfHost: boolean;
   readonly identity: RankIdentity;
   /** In rank order. */
-  readonly members: readonly Member[];
+  readonly members: readonly WorldMember[];
   /** Null in a world of size one. */
   readonly collectives: Collectives | null;
   readonly agreement: Agreement;
   /** Names the rank that keeps the others waiting, from the files of the run. */
   readonly monitor: {
     /** Sets the run whose files show what each rank does; null when the run has ended. */
-    watch(watched: Watched | null): void;
+    watch(watched: WatchedRun | null): void;
   };
   /** How many ranks, over which transport, for the first lines of a run; no line in a world of size one. */
   describe(): string[];
-  /** What env.json says about the ranks; nothing in a world of size one. */
+  /** Facts about the ranks for env.json; nothing in a world of size one. */
   readonly facts: object;
   /** This rank is about to end without the others: from now on nothing here waits for them. */
   leave(): void;
@@ -110,7 +109,7 @@ class RankWorld implements World {
   readonly collectives: Collectives;
   readonly agreement: Agreement;
   readonly monitor: RankMonitor;
-  readonly members: readonly Member[];
+  readonly members: readonly WorldMember[];
   readonly #opened: OpenedRanks;
 
   constructor(identity: RankIdentity, device: Device, options: WorldOptions, open: (hooks: WaitHooks) => OpenedRanks) {
@@ -131,7 +130,7 @@ class RankWorld implements World {
       opened.members ??
       this.agreement
         .gather(JSON.stringify({ host: hostname(), pid: process.pid }))
-        .map((text) => JSON.parse(text) as Member);
+        .map((text) => JSON.parse(text) as WorldMember);
     const { rank, members } = this;
     const { gone, silent, watch: onWatch } = opened;
     const news = { ...(gone && { gone }), ...(silent && { silent }), ...(onWatch && { onWatch }) };

@@ -24,7 +24,8 @@ export interface ConfigFacts {
   readonly gpuMemoryMib: number | null;
 }
 
-export async function configRows({ config, file }: ResolvedConfig, facts: ConfigFacts): Promise<DoctorRow[]> {
+export async function configRows(resolved: ResolvedConfig, facts: ConfigFacts): Promise<DoctorRow[]> {
+  const { config, file } = resolved;
   const { train } = config;
   const plan = `${train.steps} steps, S ${train.seq_len}, batch ${train.batch_size} x ${train.accumulate_grad_batches}`;
   const estimate = tryEstimate(config, facts);
@@ -32,6 +33,7 @@ export async function configRows({ config, file }: ResolvedConfig, facts: Config
     fine('config', `${file ?? 'defaults'}: ${plan}`),
     deviceRow(config, facts),
     precisionRow(config, facts),
+    fusedRow(resolved, facts),
     checkpointRow(config),
     checkpointingRow(config, facts),
     debugRow(config),
@@ -72,6 +74,28 @@ function precisionRow(config: Config, facts: ConfigFacts): DoctorRow {
   return fine('precision', precision);
 }
 
+/** The fused attention kernels: on or off, and by whom. */
+function fusedRow({ config, origins }: ResolvedConfig, facts: ConfigFacts): DoctorRow {
+  const { fused, fused_min_len: from, reference_kernels: isReference, precision } = config.runtime;
+  const name = 'fused kernels';
+  const by = (key: string) => `runtime.${key} by ${origins.get(`runtime.${key}`)}`;
+  const off = isReference
+    ? by('reference_kernels')
+    : !fused
+      ? by('fused')
+      : from < 0 || from > config.train.seq_len
+        ? `${by('fused_min_len')}: ${from < 0 ? 'never' : `from ${from} tokens`}`
+        : null;
+  if (!usesGpu(config, facts))
+    return fine(
+      name,
+      off === null ? 'on, for a GPU; the CPU has one kernel per branch' : `off (${off}); none on the CPU`,
+    );
+  if (off !== null) return warn(name, `off (${off})`, 'one kernel per branch is slower and takes more memory');
+  if (precision === 'fp32') return warn(name, 'on, but not in fp32', 'set runtime.precision to bf16');
+  return fine(name, `on (${by('fused')})`);
+}
+
 function checkpointRow(config: Config): DoctorRow {
   const { save_every: every, steps, keep_last: kept } = config.train;
   if (every === 0) {
@@ -91,7 +115,7 @@ function checkpointingRow(config: Config, facts: ConfigFacts): DoctorRow {
 
 function debugRow({ runtime, nsa }: Config): DoctorRow {
   const on = [
-    ...(['strict_asserts', 'debug_compare', 'debug_timing', 'force_parity'] as const)
+    ...(['strict_asserts', 'debug_compare', 'debug_timing', 'reference_kernels'] as const)
       .filter((name) => runtime[name])
       .map((name) => `runtime.${name}`),
     ...(nsa.force_branch === 'none' ? [] : ['nsa.force_branch']),
@@ -125,7 +149,7 @@ async function dataRow({ data }: Config): Promise<DoctorRow> {
     createTokenizer(data.tokenizer);
     if (data.source === 'synthetic')
       return warn('data', 'synthetic: random tokens', 'nothing can be learned from them');
-    if (data.source === 'fineweb_edu') return warn('data', 'fineweb_edu: streamed', 'needs the network during the run');
+    if (data.source === 'hub') return warn('data', 'hub: streamed', 'needs the network during the run');
     if (!readsPath(data.source)) return fine('data', `${data.source}: generated, tokenizer ${data.tokenizer}`);
     if (data.path === null) return fail('data', `${data.source} without data.path`, 'give --local-path');
     const { files } = await resolveFiles(data.path);

@@ -47,14 +47,17 @@ describe('rows of the CUDA libraries', () => {
     );
   });
 
-  it.runIf(cudaAbsence() === null)('are green where CUDA works', () => {
+  it('are green where CUDA works', ({ skip }) => {
+    const absence = cudaAbsence();
+    if (absence) skip(absence);
     const rows = gpuRows().filter(({ check }) => check.startsWith('cuda '));
     expect(rows.slice(0, 2).map(({ level }) => level)).toEqual(['green', 'green']);
     expect(rows[2].found).toMatch(/NCCL/); // one GPU needs none
     expect(cublasLtIdentity()).toMatch(/^cuBLASLt 1[2-9]\.\d+\.\d+$/);
   });
 
-  it.runIf(cudaAbsence()?.includes('libcuda'))('are left out where there is no driver', () => {
+  it('are left out where there is no driver', ({ skip }) => {
+    if (!/libcuda|no NVIDIA GPU found/.test(cudaAbsence() ?? '')) skip('this machine has a CUDA driver');
     expect(gpuRows().map(({ check, level }) => [check, level])).toEqual([['gpu', 'yellow']]);
   });
 });

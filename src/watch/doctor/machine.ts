@@ -2,7 +2,7 @@
 import { accessSync, constants, existsSync, statfsSync } from 'node:fs';
 import { cpus, freemem, platform, release, totalmem } from 'node:os';
 import { dirname, resolve } from 'node:path';
-import { environmentWarnings } from '../../config/legacy/environment.js';
+import { environmentWarnings, TRAINING_IGNORES, unreadVariables } from '../../config/legacy/environment.js';
 import { foreignVariables } from '../../config/legacy/foreign.js';
 import { defaultCompilerOptions, findCompiler, processorIdentity } from '../../device/cpu/compile.js';
 import { CpuDevice } from '../../device/cpu/cpu.js';
@@ -20,7 +20,16 @@ const GIB = 2 ** 30;
 const LITTLE_DISK_BYTES = 5 * GIB;
 
 export function machineRows(env: Environment): DoctorRow[] {
-  return [nodeRow(), systemRow(), processorRow(), memoryRow(), compilerRow(env), kernelRow(), cacheRow(env), codeRow()];
+  return [
+    nodeRow(),
+    systemRow(),
+    processorRow(),
+    memoryRow(),
+    compilerRow(env),
+    kernelRow(env),
+    cacheRow(env),
+    codeRow(),
+  ];
 }
 
 function nodeRow(): DoctorRow {
@@ -67,17 +76,22 @@ function compilerRow(env: Environment): DoctorRow {
   }
 }
 
-/** Compiles and runs a kernel. */
-function kernelRow(): DoctorRow {
+/** Runs a kernel, which is compiled if the cache lacks it, and counts those that the cache has. */
+function kernelRow(env: Environment): DoctorRow {
   try {
-    const device = new CpuDevice();
+    const device = new CpuDevice({ compiler: defaultCompilerOptions(env) });
     const tensor = Tensor.empty(device, [64]);
     fillNormal(tensor, { seed: 1, stream: 0 });
     const isSound = tensor.read().every(Number.isFinite);
     tensor.free();
     if (!isSound)
       return fail('kernels', 'a kernel gave numbers that are not finite', 'report it with your compiler and CPU');
-    return fine('kernels', `compile and run on ${device.name}`);
+    const { cached, total } = device.compiler.stock;
+    const found = `run on ${device.name}; ${cached} of ${total} are in the cache`;
+    if (cached === total) return fine('kernels', found);
+    if (device.compiler.hasCompiler) return fine('kernels', `${found}, others are compiled on first use`);
+    const remedy = 'install a compiler, or fill the cache with doctor --compile on a machine that has one';
+    return warn('kernels', `${found}, and there is no compiler for the others`, remedy);
   } catch (error) {
     if (!(error instanceof TrefoilError)) throw error;
     return fail('kernels', 'cannot be compiled or run', error.message);
@@ -129,6 +143,9 @@ export function environmentRows(env: Environment): DoctorRow[] {
   const rows = [
     ...foreignVariables(env).map(({ name, note }) => warn('environment', `${name} has no effect`, note)),
     ...environmentWarnings(env).map((line) => warn('environment', line, 'unset it')),
+    ...unreadVariables(env, 'a training', TRAINING_IGNORES).map((line) =>
+      warn('environment', line, 'trefoil generate, serve and bench prefill read it'),
+    ),
   ];
   return rows.length > 0 ? rows : [fine('environment', 'no variable without effect')];
 }

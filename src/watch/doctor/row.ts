@@ -5,7 +5,7 @@ export interface DoctorRow {
   readonly check: string;
   readonly level: Level;
   readonly found: string;
-  /** What to do; empty if nothing. */
+  /** The remedy; empty if none is needed. */
   readonly remedy: string;
 }
 

@@ -11,7 +11,7 @@ export function healthyStep(step: number): HeartbeatFields {
   return {
     step,
     msg: 'progress',
-    loss: 2 + 3 * Math.exp(-step / 200) + 0.02 * wave,
+    loss: 2 + 3 * Math.exp(-step / 4000) + 0.02 * wave,
     toks_per_s: 1000 * (1 + 0.08 * wave),
     dt_fetch_s: 0.004,
     fetch_p50_ms: 3,
@@ -28,7 +28,8 @@ export function healthyStep(step: number): HeartbeatFields {
     sel_pct_at_max: 70,
     fb_save_failed: 0,
     fb_spike: 0,
-    gpu_mem_alloc: 900,
+    gpu_mem_alloc: 700,
+    gpu_mem_peak: 900,
     gpu_mem_reserved: 1000,
     data: 'text',
   };

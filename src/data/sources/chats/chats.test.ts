@@ -117,12 +117,12 @@ describe('data.source chat', () => {
   writeFileSync(join(root, 'tokenizer.json'), JSON.stringify(byteLevelTokenizerJson()));
   writeFileSync(join(root, 'chat_template.jinja'), TEMPLATE.replace('\0', '<|endoftext|>'));
   const path = join(root, 'chats.jsonl');
-  const options = { source: 'chat', path, tokenizer: root, seq_len: 80, batch_size: 1 } as const;
+  const options = { source: 'chat', path, tokenizer: root, seqLen: 80, batchSize: 1 } as const;
 
   it('is split, packed, visited in another order each epoch, and resumed', async () => {
     const lines = Array.from({ length: 60 }, (_, i) => line(user(`q${i}`), assistant(`answer ${i}`)));
     writeFileSync(path, `${lines.join('\n')}\n\n`);
-    const loader = await createLoader({ ...options, val_fraction: 0.2 });
+    const loader = await createLoader({ ...options, valFraction: 0.2 });
     const samples = loader.samplesPerEpoch;
     expect(loader.validationSamples).toBeGreaterThan(0);
     expect(samples + loader.validationSamples).toBeLessThan(40);
@@ -132,7 +132,7 @@ describe('data.source chat', () => {
     expect(epoch()).not.toEqual(first);
     const state = loader.state();
     const expected = loader.next();
-    const again = await createLoader({ ...options, val_fraction: 0.2 });
+    const again = await createLoader({ ...options, valFraction: 0.2 });
     again.restore(state);
     expect(again.next()).toEqual(expected);
     // Every sample has answers to learn from, and chats are apart from each other.
@@ -151,7 +151,7 @@ describe('data.source chat', () => {
         '\n',
       ),
     );
-    (await createLoader({ ...options, val_fraction: 0, onWarning })).close();
+    (await createLoader({ ...options, valFraction: 0, onWarning })).close();
     expect(warnings).toEqual([
       '2 chats are longer than train.seq_len (80) and lose their end',
       '2 chats have no message of the assistant within train.seq_len and are left out',

@@ -40,7 +40,7 @@ export async function openChats(
   );
   const seed = data.seed ?? train.seed;
   const base = { sequenceLength: train.seq_len, padding: tokenizer.separator, seed };
-  const isHeld = ({ line }: ReadChat) => isValidation(line, seed, data.val_fraction);
+  const isHeld = ({ line }: ReadChat) => isValidation(line, data.split_seed, data.val_fraction);
   const training = options.evaluate === 'all' ? all : all.filter((chat) => !isHeld(chat));
   const held = options.evaluate === 'all' ? all : all.filter(isHeld);
   if (training.length === 0) throw new UsageError('data.val_fraction: leaves no chat for training; lower it');

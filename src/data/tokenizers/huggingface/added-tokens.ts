@@ -17,24 +17,26 @@ export interface AddedToken {
 }
 
 /** A piece of a text: one of the added tokens, or the text between them. */
-export type Piece = { readonly id: number } | { readonly text: string; readonly isStart: boolean };
+export type TokenOrText = { readonly id: number } | { readonly text: string; readonly isStart: boolean };
 
-export type AddedTokenSplitter = (text: string) => readonly Piece[];
+export type AddedTokenSplitter = (text: string) => readonly TokenOrText[];
+
+/** More tokens than this take a regular expression seconds to compile. */
+const MAX_ALTERNATIVES = 2000;
 
 /** Cuts a text at the tokens. Of tokens that match at the same place, the longest wins. */
 export function createAddedTokenSplitter(tokens: readonly AddedToken[]): AddedTokenSplitter {
   if (tokens.length === 0) return (text) => [{ text, isStart: true }];
   const byContent = new Map(tokens.map((token) => [token.content, token]));
-  const longestFirst = [...byContent.keys()].sort((a, b) => b.length - a.length);
-  const pattern = new RegExp(longestFirst.map(escapePattern).join('|'), 'gu');
+  const matches = byContent.size > MAX_ALTERNATIVES ? matchesOfMany(byContent) : matchesOf(byContent);
   return (text) => {
-    const pieces: Piece[] = [];
+    const pieces: TokenOrText[] = [];
     let end = 0;
-    for (const match of text.matchAll(pattern)) {
-      const token = byContent.get(match[0])!;
-      let [from, to] = [match.index, match.index + match[0].length];
+    for (const { index, 0: content } of matches(text)) {
+      const token = byContent.get(content)!;
+      let [from, to] = [index, index + content.length];
       if (token.single_word && (endsWithWord(text.slice(0, from)) || startsWithWord(text.slice(to)))) continue;
-      if (token.lstrip) from = Math.max(end, from - SPACE_AT_END.exec(text.slice(0, from))![0].length);
+      if (token.lstrip) while (from > end && SPACE.test(text[from - 1])) from--;
       if (token.rstrip) to += SPACE_AT_START.exec(text.slice(to))![0].length;
       if (from > end) pieces.push({ text: text.slice(end, from), isStart: end === 0 });
       pieces.push({ id: token.id });
@@ -45,8 +47,37 @@ export function createAddedTokenSplitter(tokens: readonly AddedToken[]): AddedTo
   };
 }
 
+type Matches = (text: string) => Iterable<{ readonly index: number; readonly 0: string }>;
+
+function matchesOf(byContent: ReadonlyMap<string, AddedToken>): Matches {
+  const longestFirst = [...byContent.keys()].sort((a, b) => b.length - a.length);
+  const pattern = new RegExp(longestFirst.map(escapePattern).join('|'), 'gu');
+  return (text) => text.matchAll(pattern);
+}
+
+/** Looks where a token may begin, and there for tokens of every length that begins so. */
+function matchesOfMany(byContent: ReadonlyMap<string, AddedToken>): Matches {
+  const lengths = new Map<string, Set<number>>();
+  for (const content of byContent.keys()) {
+    const first = String.fromCodePoint(content.codePointAt(0)!);
+    lengths.set(first, (lengths.get(first) ?? new Set()).add(content.length));
+  }
+  const sorted = new Map([...lengths].map(([first, all]) => [first, [...all].sort((a, b) => b - a)]));
+  const begins = new RegExp([...lengths.keys()].map(escapePattern).join('|'), 'gu');
+  return function* (text) {
+    let end = 0;
+    for (const { 0: first, index } of text.matchAll(begins)) {
+      if (index < end) continue;
+      const length = sorted.get(first)?.find((one) => byContent.has(text.slice(index, index + one)));
+      if (length === undefined) continue;
+      end = index + length;
+      yield { index, 0: text.slice(index, end) };
+    }
+  };
+}
+
+const SPACE = /\p{White_Space}/u;
 const SPACE_AT_START = /^\p{White_Space}*/u;
-const SPACE_AT_END = /\p{White_Space}*$/u;
 const WORD_CHARACTER = compile('\\w');
 
 function startsWithWord(text: string): boolean {

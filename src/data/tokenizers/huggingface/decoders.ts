@@ -1,7 +1,7 @@
 /** Decoders: the text of a list of tokens. Each step changes the tokens; what is left is joined. */
 import { decodeUtf8 } from '../bytes.js';
 import { BYTE_CHARACTERS } from './pre-tokenizers.js';
-import { patternOf, type Step, stepsOf, textOf } from './step.js';
+import { patternOf, replaced, type Step, stepsOf, textOf } from './step.js';
 
 export type Decoder = (tokens: readonly string[]) => readonly string[];
 
@@ -23,7 +23,7 @@ export function createDecoder(step: Step | null | undefined): Decoder {
       return stripDecoder(step);
     case 'Replace': {
       const [pattern, content] = [patternOf(step), textOf(step, 'content')];
-      return (tokens) => tokens.map((token) => token.replace(pattern, () => content));
+      return (tokens) => tokens.map((token) => replaced(token, pattern, content));
     }
     case 'Metaspace': {
       const replacement = textOf(step, 'replacement', '▁');

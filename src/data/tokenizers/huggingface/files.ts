@@ -1,8 +1,9 @@
 /** Reads the files that describe a tokenizer in a Hugging Face folder. */
-import { existsSync, readFileSync } from 'node:fs';
+import { existsSync } from 'node:fs';
 import { dirname, join } from 'node:path';
 import { z } from 'zod';
 import { UsageError } from '../../../errors.js';
+import { isShallow, readText } from '../../../files.js';
 import { Step } from './step.js';
 
 /** Files beside tokenizer.json that belong to the tokenizer, and are copied with it. */
@@ -13,9 +14,15 @@ export const TOKENIZER_COMPANIONS = [
   'generation_config.json',
 ] as const;
 
+/** The largest tokenizers have a quarter of a million tokens: some 35 MB. */
+const FILE_BYTES = 64 * 2 ** 20;
+const TEMPLATE_BYTES = 2 ** 20;
+const MAX_ID = 2 ** 24;
+const MAX_TOKEN_LENGTH = 4096;
+
 const AddedToken = z.looseObject({
-  id: z.number().int().min(0),
-  content: z.string().min(1),
+  id: z.number().int().min(0).max(MAX_ID),
+  content: z.string().min(1).max(MAX_TOKEN_LENGTH),
   special: z.boolean().default(false),
   lstrip: z.boolean().default(false),
   rstrip: z.boolean().default(false),
@@ -71,11 +78,11 @@ export interface TokenizerFiles {
 }
 
 export function readTokenizerFiles(path: string): TokenizerFiles {
-  const content = readText(path);
+  const content = read(path);
   const file = parse(path, content, TokenizerFile);
   const beside = <Value>(name: string, schema: z.ZodType<Value>): Value | undefined => {
     const other = join(dirname(path), name);
-    return existsSync(other) ? parse(other, readText(other), schema) : undefined;
+    return existsSync(other) ? parse(other, read(other), schema) : undefined;
   };
   const config = beside('tokenizer_config.json', TokenizerConfig);
   const known = new Set(file.added_tokens.map(({ id }) => id));
@@ -83,7 +90,7 @@ export function readTokenizerFiles(path: string): TokenizerFiles {
     if (!known.has(Number(id))) file.added_tokens.push({ ...token, id: Number(id) });
   const chatTemplates = new Map((config?.chat_template ?? []).map(({ name, template }) => [name, template]));
   const templatePath = join(dirname(path), 'chat_template.jinja');
-  if (existsSync(templatePath)) chatTemplates.set('default', readText(templatePath));
+  if (existsSync(templatePath)) chatTemplates.set('default', read(templatePath, TEMPLATE_BYTES));
   const end =
     beside('generation_config.json', EndTokens)?.eos_token_id ?? beside('config.json', EndTokens)?.eos_token_id ?? [];
   return {
@@ -106,12 +113,10 @@ function namesIn(tokens: z.infer<typeof SpecialTokens> | undefined): SpecialToke
   );
 }
 
-function readText(path: string): string {
-  try {
-    return readFileSync(path, 'utf8');
-  } catch (error) {
-    throw new UsageError(`data.tokenizer: cannot read ${path}: ${(error as Error).message}`, { cause: error });
-  }
+function read(path: string, limit = FILE_BYTES): string {
+  const text = readText(path, { links: 'in model', limit });
+  if (text === undefined) throw new UsageError(`data.tokenizer: cannot read ${path}: there is no such file`);
+  return text;
 }
 
 function parse<Value>(path: string, content: string, schema: z.ZodType<Value>): Value {
@@ -121,6 +126,7 @@ function parse<Value>(path: string, content: string, schema: z.ZodType<Value>): 
   } catch (error) {
     throw new UsageError(`${path}: not valid JSON: ${(error as Error).message}`, { cause: error });
   }
+  if (!isShallow(value)) throw new UsageError(`${path}: is nested too deeply; use another tokenizer`);
   const result = schema.safeParse(value);
   if (result.success) return result.data;
   throw new UsageError(

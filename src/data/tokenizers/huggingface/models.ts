@@ -13,7 +13,14 @@ export interface Model {
 
 const Merge = z.union([z.string(), z.tuple([z.string(), z.string()])]);
 const BpeModel = z.looseObject({
-  vocab: z.record(z.string(), z.number().int().min(0)),
+  vocab: z.record(
+    z.string(),
+    z
+      .number()
+      .int()
+      .min(0)
+      .max(2 ** 24),
+  ),
   merges: z.array(Merge),
   dropout: z.number().nullish(),
   unk_token: z.string().nullish(),

@@ -1,6 +1,6 @@
 /** Normalizers: what happens to a text before it is cut into words. */
 import { BertNormalizer, PrecompiledNormalizer } from './library.js';
-import { patternOf, type Step, stepsOf, textOf } from './step.js';
+import { expectGrowth, patternOf, replaced, type Step, stepsOf, textOf } from './step.js';
 
 export type Normalizer = (text: string) => string;
 
@@ -9,7 +9,12 @@ export function createNormalizer(step: Step | null | undefined): Normalizer {
   switch (step.type) {
     case 'Sequence': {
       const steps = stepsOf(step, 'normalizers').map(createNormalizer);
-      return (text) => steps.reduce((result, normalize) => normalize(result), text);
+      return (text) =>
+        steps.reduce((before, normalize) => {
+          const result = normalize(before);
+          expectGrowth(result.length, text);
+          return result;
+        }, text);
     }
     case 'NFC':
     case 'NFD':
@@ -35,7 +40,7 @@ export function createNormalizer(step: Step | null | undefined): Normalizer {
     }
     case 'Replace': {
       const [pattern, content] = [patternOf(step), textOf(step, 'content')];
-      return (text) => text.replace(pattern, () => content);
+      return (text) => replaced(text, pattern, content);
     }
     case 'BertNormalizer':
     case 'Precompiled': {

@@ -113,7 +113,7 @@ function splitter(pattern: RegExp, behavior: string, invert = false): PreTokeniz
   }
 }
 
-interface Part {
+interface SplitPart {
   readonly word: string;
   readonly isMatch: boolean;
 }
@@ -129,8 +129,8 @@ function isolated(text: string, pattern: RegExp): readonly string[] {
   return parts(text, pattern).map(({ word }) => word);
 }
 
-function parts(text: string, pattern: RegExp): Part[] {
-  const result: Part[] = [];
+function parts(text: string, pattern: RegExp): SplitPart[] {
+  const result: SplitPart[] = [];
   let end = 0;
   for (const match of text.matchAll(pattern)) {
     if (match[0] === '') continue;
@@ -143,7 +143,7 @@ function parts(text: string, pattern: RegExp): Part[] {
 }
 
 /** Joins a part to the one before it where `joins` says so. */
-function joined(all: readonly Part[], joins: (before: Part, part: Part) => boolean): readonly string[] {
+function joined(all: readonly SplitPart[], joins: (before: SplitPart, part: SplitPart) => boolean): readonly string[] {
   const words: string[] = [];
   all.forEach((part, i) => {
     if (i > 0 && joins(all[i - 1], part)) words[words.length - 1] += part.word;

@@ -1,5 +1,6 @@
-/** What the components of a tokenizer.json share: their description in the file, and patterns. */
+/** The common part of the components of a tokenizer.json: their description in the file, and patterns. */
 import { z } from 'zod';
+import { UsageError } from '../../../errors.js';
 import { SplitPreTokenizer } from './library.js';
 
 /** A normalizer, pre-tokenizer, post-processor or decoder as the file describes it. */
@@ -9,9 +10,13 @@ export interface Step {
 }
 export const Step: z.ZodType<Step> = z.looseObject({ type: z.string() });
 
+const MAX_STEPS = 100;
+
 /** The steps of a `Sequence`. */
 export function stepsOf(step: Step, key: string): readonly Step[] {
-  return z.array(Step).parse(step[key] ?? []);
+  const steps = z.array(Step).parse(step[key] ?? []);
+  if (steps.length > MAX_STEPS) throw new Error(`a Sequence has ${steps.length} steps, more than ${MAX_STEPS}`);
+  return steps;
 }
 
 /** A string field of a step. */
@@ -29,6 +34,69 @@ export function patternOf(step: Step): RegExp {
   if (literal !== undefined) return new RegExp(escapePattern(literal), 'gu');
   if (source !== undefined) return compile(source);
   throw new Error(`${step.type}: "pattern" is neither {"String": …} nor {"Regex": …}`);
+}
+
+const LETTERS_AND_NUMBERS = ['\\p{N}', '\\p{N}{1,3}'];
+
+/**
+ * The word patterns of GPT-2 and of the models after it, which need time in proportion to the text whatever it is: every
+ * attempt ends in a match of almost all that it looked at. Any other pattern is run under a limit of time.
+ */
+const LINEAR_PATTERNS: ReadonlySet<string> = new Set([
+  "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
+  "'(?:[sdmt]|ll|ve|re)| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
+  ...LETTERS_AND_NUMBERS,
+  '[0-9]',
+  '[0-9][0-9][0-9]',
+  '\\d',
+  '[\\r\\n]',
+  ' ',
+  '[^\\r\\n\\p{L}\\p{N}]?\\p{L}+',
+  ...LETTERS_AND_NUMBERS.map(
+    (number) =>
+      `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|${number}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+`,
+  ),
+  ...LETTERS_AND_NUMBERS.map(
+    (number) =>
+      "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|" +
+      "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|" +
+      `${number}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+`,
+  ),
+]);
+
+/** The first pattern of these steps that is not known to be linear; undefined if there is none. */
+export function doubtfulPattern(...steps: readonly (Step | null | undefined)[]): string | undefined {
+  for (const value of steps.flatMap((step) => [...valuesIn(step)])) {
+    const { Regex: source } = Pattern.safeParse(value).data ?? {};
+    if (source !== undefined && !LINEAR_PATTERNS.has(source)) return source;
+  }
+  return undefined;
+}
+
+/** All objects in JSON data. */
+function* valuesIn(value: unknown): Generator<object> {
+  if (typeof value !== 'object' || value === null) return;
+  if (!Array.isArray(value)) yield value;
+  for (const inner of Object.values(value)) yield* valuesIn(inner);
+}
+
+/** More than a normalizer needs: the compatibility forms of some characters have 18. */
+const GROWTH = 32;
+
+/** Refuses a text that became far longer than it was. */
+export function expectGrowth(length: number, { length: original }: string): void {
+  if (length > GROWTH * (original + 64))
+    throw new UsageError(`a step of the tokenizer makes a text ${GROWTH} times as long; use another tokenizer`);
+}
+
+/** Replaces all matches. */
+export function replaced(text: string, pattern: RegExp, content: string): string {
+  let length = text.length;
+  return text.replace(pattern, () => {
+    length += content.length;
+    expectGrowth(length, text);
+    return content;
+  });
 }
 
 /**

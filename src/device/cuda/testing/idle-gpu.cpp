@@ -292,12 +292,12 @@ int cublasLtMatmul(void*, void*, void*, Address, void*, Address, void*, void*, A
 }
 
 // NCCL: ranks map a common file in IDLE_GPU_FOLDER; its name is the id.
-static const int MOST_RANKS = 8;
+static const int MAX_RANKS = 8;
 static const size_t ROOM = 16 << 20;
 
 struct Shared {
-  std::atomic<int> pid[MOST_RANKS];
-  std::atomic<long> brought[MOST_RANKS], taken[MOST_RANKS], closing[MOST_RANKS], connecting[MOST_RANKS];
+  std::atomic<int> pid[MAX_RANKS];
+  std::atomic<long> brought[MAX_RANKS], taken[MAX_RANKS], closing[MAX_RANKS], connecting[MAX_RANKS];
 };
 
 struct Communicator {
@@ -352,7 +352,7 @@ static void exchange(Communicator* of, const void* own, size_t bytes, const std:
   memcpy(of->room + of->rank * ROOM, own, bytes);
   of->shared->brought[of->rank] = number;
   if (!all_at(of, of->shared->brought, number)) return;
-  char* parts[MOST_RANKS];
+  char* parts[MAX_RANKS];
   for (int rank = 0; rank < of->world; rank++) parts[rank] = of->room + rank * ROOM;
   use(parts);
   of->shared->taken[of->rank] = number;
@@ -369,9 +369,9 @@ int ncclGetUniqueId(Id* out) {
   return 0;
 }
 int ncclCommInitRank(Communicator** out, int world, Id id, int rank) {
-  if (rank < 0 || rank >= world || world > MOST_RANKS) return 4;
+  if (rank < 0 || rank >= world || world > MAX_RANKS) return 4;
   if (int status = fault("ncclCommInitRank")) return status;
-  size_t bytes = 4096 + MOST_RANKS * ROOM;
+  size_t bytes = 4096 + MAX_RANKS * ROOM;
   int file = open(id.name, O_RDWR | O_CREAT, 0600);
   if (file < 0 || ftruncate(file, bytes) != 0) return 2;
   char* memory = static_cast<char*>(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0));

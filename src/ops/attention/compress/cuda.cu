@@ -135,7 +135,7 @@ extern "C" __global__ void __launch_bounds__(256) unfold_forward(const T* x, con
   }
 }
 
-// Where x[.][column] of place p lies in a row of the unfolded block.
+// Index of x[.][column] at position p in a row of the unfolded block.
 __device__ __forceinline__ i64 unfolded(i64 column, i64 p, i64 l, i64 size) {
   const i64 group = column / size;
   return (group * l + p) * size + (column - group * size);

@@ -7,7 +7,7 @@ import { cpu, devices, type Precision, rounded, tolerance } from '../../../testi
 import { dot, finiteDifferences, randomValues, relativeError } from '../../../testing/numbers.js';
 import { eachThreadCount } from '../../../testing/threads.js';
 import { Sequences } from '../../common/sequences.js';
-import { type BlockLayout, compressAverage, compressConv, compressMlp, unfold } from './op.js';
+import { type Blocks, compressAverage, compressConv, compressMlp, unfold } from './op.js';
 import * as reference from './reference.js';
 
 const SHAPE: reference.CompressShape = { groups: 2, size: 3, l: 4, d: 2 };
@@ -27,14 +27,12 @@ const CASES: [number[], number, number, number, number][] = [
   [[333, 70], 2, 64, 32, 16],
 ];
 
-function withLayout<T>(device: Device, lengths: number[], l: number, d: number, body: (layout: BlockLayout) => T): T {
+function withBlocks<T>(device: Device, lengths: number[], l: number, d: number, body: (blocks: Blocks) => T): T {
   const tokens = new Sequences(device, lengths);
-  const blocks = tokens.compressed(l, d);
   try {
-    return body({ tokens, blocks, l, d });
+    return body({ tokens, l, d });
   } finally {
     tokens.free();
-    blocks.free();
   }
 }
 
@@ -72,17 +70,17 @@ describe.each(devices())('compress on $name', ({ device, dtype }) => {
   const random = (count: number, seed: number) => rounded(randomValues(count, seed), dtype);
 
   it.each(CASES)('avg equals the reference for %j, groups %i, size %i, l %i, d %i', (lengths, groups, size, l, d) => {
-    withLayout(device(), lengths, l, d, (layout) => {
+    withBlocks(device(), lengths, l, d, (blocks) => {
       const shape = { groups, size, l, d };
-      const [tokens, blocks] = [layout.tokens.total, layout.blocks.total];
+      const [tokens, count] = [blocks.tokens.total, blocks.tokens.compressed(blocks).total];
       const x = random(tokens * groups * size, 1);
-      const dy = random(blocks * groups * size, 2);
+      const dy = random(count * groups * size, 2);
       const tape = new Tape(device());
       const tx = tape.watch(tape.from(x, [tokens, groups, size], dtype));
-      const y = compressAverage(tape, tx, layout);
-      const [starts, weight] = [layout.tokens.starts, reference.averageWeight(shape)];
+      const y = compressAverage(tape, tx, blocks);
+      const [starts, weight] = [blocks.tokens.starts, reference.averageWeight(shape)];
       const limit = tolerance(dtype);
-      expect(y.shape).toEqual([blocks, groups, size]);
+      expect(y.shape).toEqual([count, groups, size]);
       expect(relativeError(y.read(), reference.convForward(x, weight, starts, shape))).toBeLessThan(limit);
       tape.backward(y, dy);
       const { dx } = reference.convBackward(x, weight, starts, shape, dy);
@@ -92,16 +90,16 @@ describe.each(devices())('compress on $name', ({ device, dtype }) => {
   });
 
   it.each(CASES)('conv equals the reference for %j, groups %i, size %i, l %i, d %i', (lengths, groups, size, l, d) => {
-    withLayout(device(), lengths, l, d, (layout) => {
+    withBlocks(device(), lengths, l, d, (blocks) => {
       const shape = { groups, size, l, d };
-      const [tokens, blocks] = [layout.tokens.total, layout.blocks.total];
+      const [tokens, count] = [blocks.tokens.total, blocks.tokens.compressed(blocks).total];
       const [x, weight] = [random(tokens * groups * size, 1), randomValues(l * groups * size, 2)];
-      const dy = random(blocks * groups * size, 3);
+      const dy = random(count * groups * size, 3);
       const tape = new Tape(device());
       const tx = tape.watch(tape.from(x, [tokens, groups, size], dtype));
       const tw = tape.watch(tape.from(weight, [l, groups, size]));
-      const y = compressConv(tape, tx, tw, layout);
-      const { starts } = layout.tokens;
+      const y = compressConv(tape, tx, tw, blocks);
+      const { starts } = blocks.tokens;
       const limit = tolerance(dtype);
       expect(relativeError(y.read(), reference.convForward(x, weight, starts, shape))).toBeLessThan(limit);
       tape.backward(y, dy);
@@ -115,18 +113,18 @@ describe.each(devices())('compress on $name', ({ device, dtype }) => {
   it.each(CASES)(
     'unfold equals the reference for %j, groups %i, size %i, l %i, d %i',
     (lengths, groups, size, l, d) => {
-      withLayout(device(), lengths, l, d, (layout) => {
+      withBlocks(device(), lengths, l, d, (blocks) => {
         const shape = { groups, size, l, d };
-        const [tokens, blocks] = [layout.tokens.total, layout.blocks.total];
+        const [tokens, count] = [blocks.tokens.total, blocks.tokens.compressed(blocks).total];
         const [x, position] = [random(tokens * groups * size, 1), randomValues(l * groups * size, 2)];
-        const dOut = random(blocks * groups * size * l, 3);
+        const dOut = random(count * groups * size * l, 3);
         const tape = new Tape(device());
         const tx = tape.watch(tape.from(x, [tokens, groups, size], dtype));
         const tp = tape.watch(tape.from(position, [l, groups, size]));
-        const out = unfold(tape, tx, tp, layout);
-        const { starts } = layout.tokens;
+        const out = unfold(tape, tx, tp, blocks);
+        const { starts } = blocks.tokens;
         const limit = tolerance(dtype);
-        expect(out.shape).toEqual([blocks * groups, l * size]);
+        expect(out.shape).toEqual([count * groups, l * size]);
         expect(relativeError(out.read(), reference.unfoldForward(x, position, starts, shape))).toBeLessThan(limit);
         tape.backward(out, dOut);
         const expected = reference.unfoldBackward(dOut, starts, shape);
@@ -138,7 +136,7 @@ describe.each(devices())('compress on $name', ({ device, dtype }) => {
   );
 
   it('mlp equals the reference, and its gradients the finite differences', () => {
-    withLayout(device(), [7, 3, 4], SHAPE.l, SHAPE.d, (layout) => {
+    withBlocks(device(), [7, 3, 4], SHAPE.l, SHAPE.d, (blocks) => {
       const hidden = 5;
       const values = {
         x: random(14 * 6, 1),
@@ -156,9 +154,9 @@ describe.each(devices())('compress on $name', ({ device, dtype }) => {
         w1: watch(values.w1, [hidden, 12]),
         w2: watch(values.w2, [3, hidden]),
       };
-      const y = compressMlp(tape, tensors.x, tensors, layout);
+      const y = compressMlp(tape, tensors.x, tensors, blocks);
       expect(y.shape).toEqual([3, 2, 3]);
-      const forward = () => reference.mlpForward(values.x, values, layout.tokens.starts, SHAPE);
+      const forward = () => reference.mlpForward(values.x, values, blocks.tokens.starts, SHAPE);
       expect(relativeError(y.read(), forward())).toBeLessThan(tolerance(dtype));
       tape.backward(y, dy);
       for (const name of ['x', 'position', 'w1', 'w2'] as const) {
@@ -170,27 +168,27 @@ describe.each(devices())('compress on $name', ({ device, dtype }) => {
   });
 
   it('gives avg from a conv that starts at 1/l', () => {
-    withLayout(device(), [40], 8, 4, (layout) => {
+    withBlocks(device(), [40], 8, 4, (blocks) => {
       const tape = new Tape(device());
       const x = tape.from(randomValues(40 * 6, 1), [40, 2, 3], dtype);
       const weight = tape.from(new Float64Array(8 * 6).fill(1 / 8), [8, 2, 3]);
-      expect(compressConv(tape, x, weight, layout).read()).toEqual(compressAverage(tape, x, layout).read());
+      expect(compressConv(tape, x, weight, blocks).read()).toEqual(compressAverage(tape, x, blocks).read());
       tape.end();
     });
   });
 
   it('adds to existing gradients', () => {
-    withLayout(device(), [11], SHAPE.l, SHAPE.d, (layout) => {
+    withBlocks(device(), [11], SHAPE.l, SHAPE.d, (blocks) => {
       const [x, weight] = [random(66, 1), randomValues(24, 2)];
       const tape = new Tape(device());
       const tx = tape.watch(tape.from(x, [11, 2, 3], dtype));
       const tw = tape.watch(tape.from(weight, [4, 2, 3]));
-      const conv = compressConv(tape, tx, tw, layout);
-      const again = compressConv(tape, tx, tw, layout);
-      const unfolded = unfold(tape, tx, tw, layout);
+      const conv = compressConv(tape, tx, tw, blocks);
+      const again = compressConv(tape, tx, tw, blocks);
+      const unfolded = unfold(tape, tx, tw, blocks);
       const [a, b, c] = [random(24, 3), random(24, 4), random(96, 5)];
       tape.backward([conv, again, unfolded], [a, b, c]);
-      const { starts } = layout.tokens;
+      const { starts } = blocks.tokens;
       const sum = a.map((value, i) => value + b[i]);
       const first = reference.convBackward(x, weight, starts, SHAPE, sum);
       const second = reference.unfoldBackward(c, starts, SHAPE);
@@ -203,10 +201,10 @@ describe.each(devices())('compress on $name', ({ device, dtype }) => {
   });
 
   it('gives tokens in no block a gradient of zero', () => {
-    withLayout(device(), [3, 7], SHAPE.l, SHAPE.d, (layout) => {
+    withBlocks(device(), [3, 7], SHAPE.l, SHAPE.d, (blocks) => {
       const tape = new Tape(device());
       const x = tape.watch(tape.from(randomValues(60, 1), [10, 2, 3], dtype));
-      const y = compressAverage(tape, x, layout);
+      const y = compressAverage(tape, x, blocks);
       tape.backward(y, randomValues(12, 2));
       const gradient = tape.gradient(x)!.read();
       expect(gradient.subarray(0, 18)).toEqual(new Float32Array(18)); // the sequence of 3 is shorter than a block
@@ -216,15 +214,14 @@ describe.each(devices())('compress on $name', ({ device, dtype }) => {
   });
 
   it('names what does not fit', () => {
-    withLayout(device(), [9], 4, 2, (layout) => {
+    withBlocks(device(), [9], 4, 2, (blocks) => {
       const tape = new Tape(device());
       const x = tape.zeros([9, 2, 3]);
-      expect(() => compressAverage(tape, tape.zeros([8, 2, 3]), layout)).toThrow('compress: x must have shape');
-      expect(() => compressConv(tape, x, tape.zeros([3, 2, 3]), layout)).toThrow('compress: weight must have shape');
-      expect(() => unfold(tape, x, tape.zeros([4, 2, 2]), layout)).toThrow('compress: position must have shape');
-      expect(() => compressAverage(tape, x, { ...layout, d: 1 })).toThrow('l = 4 and d = 1 give 6');
+      expect(() => compressAverage(tape, tape.zeros([8, 2, 3]), blocks)).toThrow('compress: x must have shape');
+      expect(() => compressConv(tape, x, tape.zeros([3, 2, 3]), blocks)).toThrow('compress: weight must have shape');
+      expect(() => unfold(tape, x, tape.zeros([4, 2, 2]), blocks)).toThrow('compress: position must have shape');
       const mlp = { position: tape.zeros([4, 2, 3]), w1: tape.zeros([5, 12]), w2: tape.zeros([3, 4]) };
-      expect(() => compressMlp(tape, x, mlp, layout)).toThrow('compress: w2 must have shape [3, 5]');
+      expect(() => compressMlp(tape, x, mlp, blocks)).toThrow('compress: w2 must have shape [3, 5]');
       tape.end();
     });
   });
@@ -232,12 +229,12 @@ describe.each(devices())('compress on $name', ({ device, dtype }) => {
 
 describe('compress on the CPU', () => {
   it('does not depend on the thread count', () => {
-    withLayout(cpu(), [900, 333], 8, 4, (layout) => {
+    withBlocks(cpu(), [900, 333], 8, 4, (blocks) => {
       const runs = eachThreadCount(() => {
         const tape = new Tape(cpu());
         const x = tape.watch(tape.from(randomValues(1233 * 10, 1), [1233, 2, 5]));
         const weight = tape.watch(tape.from(randomValues(80, 2), [8, 2, 5]));
-        const [y, unfolded] = [compressConv(tape, x, weight, layout), unfold(tape, x, weight, layout)];
+        const [y, unfolded] = [compressConv(tape, x, weight, blocks), unfold(tape, x, weight, blocks)];
         const values = y.read();
         tape.backward([y, unfolded], [randomValues(y.size, 3), randomValues(unfolded.size, 4)]);
         const gradients = [tape.gradient(x)!.read(), tape.gradient(weight)!.read()];

@@ -18,9 +18,9 @@ describe.each(devices())('compressed attention on $name', ({ device, dtype }) =>
     const tape = new Tape(device());
     const [tq, tk, tv] = [q, kCmp, vCmp].map((input) => tape.watch(tape.own(upload(device(), input))));
     const sequences = new Sequences(device(), example.lengths);
-    const blocks = sequences.compressed(sparse.l, sparse.d);
+    const blocks = sequences.compressed(sparse);
     const offsets = starts(example.lengths);
-    const { out, lse } = compressedAttention(tape, { q: tq, k: tk, v: tv }, sequences, blocks, sparse);
+    const { out, lse } = compressedAttention(tape, { q: tq, k: tk, v: tv }, sequences, sparse);
     const expected = compressedForward(q.values, kCmp.values, vCmp.values, offsets, blocks.starts, heads, sparse);
     const limit = tolerance(dtype);
     expect(relativeError(out.read(), expected.out)).toBeLessThan(limit);
@@ -45,15 +45,13 @@ describe.each(devices())('compressed attention on $name', ({ device, dtype }) =>
     expect(relativeError(tape.gradient(tv)!.read(), gradients.dv)).toBeLessThan(limit);
     tape.end();
     sequences.free();
-    blocks.free();
   });
 
   it('names the tensor whose shape does not fit', () => {
     const tape = new Tape(device());
     const sequences = new Sequences(device(), [16]);
-    const blocks = sequences.compressed(8, 4);
     const inputs = { q: tape.zeros([16, 2, 8]), k: tape.zeros([2, 1, 8]), v: tape.zeros([3, 1, 8]) };
-    expect(() => compressedAttention(tape, inputs, sequences, blocks, { l: 8, d: 4 })).toThrow(
+    expect(() => compressedAttention(tape, inputs, sequences, { l: 8, d: 4 })).toThrow(
       'compressed attention: k must have shape [3, *, 8], not [2, 1, 8]',
     );
     tape.end();

@@ -19,10 +19,7 @@ import {
 const BF16 = 2;
 const FLOAT = 4;
 const INT = 4;
-const CHUNKS = { maxStretches: 128, forwardChunk: 128, backwardChunk: 512, ring: 4, compressedChunk: 512 };
 const BUILD = { queryMajor: false, mmaSync: false };
-/** Forced blocks: they are never part of a partial result. */
-const FORCED = 3;
 
 export interface FusedBytes {
   /**
@@ -30,7 +27,7 @@ export interface FusedBytes {
    * per block.
    */
   readonly kept: number;
-  /** What a checkpointed block keeps of long sequences: `Ranked` in forward.ts. */
+  /** Bytes that a checkpointed block keeps of long sequences: `Ranked` in forward.ts. */
   readonly ranked: number;
   /** While the forward pass runs, and while the backward pass does. */
   readonly forward: number;
@@ -44,7 +41,7 @@ export function fusedBytes(
 ): FusedBytes {
   const { heads, groups, dk, dv } = shape.heads;
   const { nSel, lSel } = shape.sparse;
-  const plan = planBatch(lengths, shape, { ...CHUNKS, chosen: Math.max(1, nSel - FORCED) });
+  const plan = planBatch(lengths, shape);
   const rows = plan.tokens * heads;
   const packed = packedTileBytes(shape.heads);
   const compressedAndWindow = packed * (plan.compressedTiles + plan.tokenTiles(64));

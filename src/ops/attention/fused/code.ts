@@ -2,7 +2,7 @@
 import type { CudaCode, CudaRuntime, LaunchArgument, LaunchShape } from '../../../device/cuda/runtime.js';
 import { UsageError } from '../../../errors.js';
 import type { Tensor } from '../../../tensor/tensor.js';
-import type { SparseLayout } from '../nsa.js';
+import type { Sequences } from '../../common/sequences.js';
 import type { SelectedPath } from './forward.js';
 import {
   type BatchPlan,
@@ -48,7 +48,7 @@ export class FusedBatch {
   readonly sequences: number;
   readonly #code: Record<Exclude<Source, 'joint'>, CudaCode> & { readonly joint: CudaCode | null };
 
-  constructor(cuda: CudaRuntime, shape: FusedShape, build: FusedBuild, { tokens, blocks }: SparseLayout) {
+  constructor(cuda: CudaRuntime, shape: FusedShape, build: FusedBuild, tokens: Sequences) {
     const union = unionTokens(shape, build, sharedLimit(cuda.architecture));
     const macros = fusedMacros(shape, build, union);
     const compile = (source: Source) => cuda.compile(SOURCES[source], macros);
@@ -66,17 +66,10 @@ export class FusedBatch {
     this.#gatherRefusal = gatherRefusal(shape, build, cuda.architecture, tokens.longest);
     this.limits = selectedLimits(shape, union, this.#gatherRefusal === null);
     this.tokenStarts = tokens.offsets;
-    this.compressedStarts = blocks.offsets;
+    this.compressedStarts = tokens.compressed(shape.sparse).offsets;
     this.blockStarts = tokens.inBlocks(shape.sparse.lSel).offsets;
     this.sequences = tokens.count;
-    this.plan = planBatch(tokens.lengths, shape, {
-      maxStretches: this.constant('select', 'select_max_stretches'),
-      forwardChunk: this.constant('select', 'select_forward_chunk'),
-      backwardChunk: this.constant('select', 'select_backward_chunk'),
-      ring: this.constant('selected', 'selected_outer_ring'),
-      chosen: this.constant('selected', 'selected_outer_chosen'),
-      compressedChunk: this.constant('compressed', 'compressed_backward_chunk'),
-    });
+    this.plan = planBatch(tokens.lengths, shape);
   }
 
   /** The path of this batch: of short sequences the host knows what the device would choose. */

@@ -28,7 +28,7 @@ __device__ __forceinline__ void store_streaming(void* to, uint4 x) {
                : "memory");
 }
 
-// One store of 16 bytes. Of an assignment the compiler makes four stores where another one stands beside it.
+// One store of 16 bytes. The compiler splits an assignment into four stores if another one stands beside it.
 __device__ __forceinline__ void store16(void* to, uint4 x) {
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
 }
@@ -172,7 +172,7 @@ __device__ __forceinline__ void reduce4(float* to, float a, float b, float c, fl
 
 constexpr int FIND_SERIAL = 2;  // sequences that are looked at one after the other
 
-// Where a tile lies: the sequence, its first token and length, and the tile's index inside it.
+// Position of a tile: the sequence, its first token and length, and the tile's index inside it.
 struct Place {
   int sequence, first, length, tile, base, units;  // base, units: tiles and units of all earlier sequences
 };

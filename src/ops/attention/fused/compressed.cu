@@ -53,7 +53,7 @@ struct Compressed : PackedRows {
   }
 };
 
-// What the rows from `start` on see.
+// Sets the keys that the rows from `start` on see.
 template <int ROWS> __device__ __forceinline__ void compressed_rows(Compressed& branch) {
   branch.rows = min(ROWS, branch.length * HPG - branch.start);
   branch.visible_first = branch.rows == ROWS ? count_compressed(branch.start / HPG + 1) : 0;

@@ -1,4 +1,4 @@
-// What dense attention needs beside the window kernels: the rows' part of the backward pass, with no gate.
+// Dense attention uses the window kernels and this one: the backward pass by rows, without a gate.
 #include "common.cuh"
 
 constexpr int LANES = DV <= 32 ? 4 : DV <= 64 ? 8 : DV <= 128 ? 16 : 32;

@@ -145,7 +145,7 @@ __device__ __forceinline__ void attend_tiles(const Branch& branch, const Stages&
   float shift0 = 0.0f, shift1 = 0.0f;
   u32 weights[WIDE][4][4];
   typename Branch::Rows rows(branch, token0, token1);
-  bool in0 = true, in1 = true;  // whether a row sees anything of the step
+  bool in0 = true, in1 = true;  // a row sees at least one key of the step
 #pragma unroll
   for (int p = 0; p < PV; p++)
 #pragma unroll

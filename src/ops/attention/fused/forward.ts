@@ -55,7 +55,7 @@ export interface ForwardScratch {
   readonly partialLse: Tensor | null;
 }
 
-/** What follows from the compressed keys: the only part whose cost grows with the square of the length. */
+/** Results that depend on the compressed keys: the only part whose cost grows with the square of the length. */
 export type Ranked = Pick<ForwardResults, 'oCmp' | 'lseCmp' | 'selected'> & Pick<ForwardScratch, 'counts' | 'ranks'>;
 
 export function allocateRanked(tape: Tape, { plan, shape }: FusedBatch): Ranked {

@@ -5,8 +5,8 @@
 #pragma once
 #include "forward.cuh"
 
-// What one branch and two branches of the same rows (Both) have in common: their rows, how many tiles they stream, and
-// which of PARTS log-sum-exps and deltas belong to tile i.
+// Interface that one branch and two branches of the same rows (Both) share: their rows, the number of tiles, and which
+// of PARTS log-sum-exps and deltas belong to tile i.
 template <class Branch> struct Streamed {
   static constexpr int PARTS = 1;
   static __device__ __forceinline__ const Branch& rows(const Branch& branch) { return branch; }

@@ -203,7 +203,7 @@ __device__ __forceinline__ void write_lists(int number, const int* selected, con
   lists[offsets[list] + begins[list * stretches + token / stretch] + ranks[i]] = (u32)t * 64 + slot;
 }
 
-// What follows from the index, side by side in one launch: the first `choosers` blocks choose, the next `itemizers`
+// Three steps that read the index, in one launch: the first `choosers` blocks choose, the next `itemizers`
 // write the work items, the rest the lists. Each part can be left out. choice and limits: see above.
 extern "C" __global__ void __launch_bounds__(256) select_finish(
     const int* selected, const int* ranks, const int* offsets, const int* begins, const int* places, Plan* plan,

@@ -37,7 +37,7 @@ EXPORT(joint_gradients_threads, JOINT_THREADS)
 EXPORT(joint_gradients_chunk, JOINT_CHUNK)
 EXPORT(joint_gradients_keys, JOINT_KEYS)
 
-// What a block walks: packed rows row0 ... row0 + rows of the sequence. Token t sees the keys from low to high(t), by
+// The rows of a block: packed rows row0 ... row0 + rows of the sequence. Token t sees the keys from low to high(t), by
 // number in the block.
 struct JointWalk {
   bool window;
@@ -63,10 +63,9 @@ struct JointWalk {
   }
 };
 
-// What a computing warpgroup needs at its end, in shared memory meanwhile: the place of its keys in k and v, and how
-// many there are.
+// The keys of a computing warpgroup: their offset in k and v, and their number. Kept in shared memory until its end.
 struct JointKeys {
-  i64 at;
+  i64 offset;
   int keys, window;
   int begin, end, steps;  // of the block's steps, those in which there is something to see
 };
@@ -319,10 +318,10 @@ __device__ __forceinline__ void joint_keys(const JointMemory& memory, int w, con
   for (int i = place.end; i < place.steps; i++) idle(i);
 }
 
-// Of the compressed branch: block (chunk of tokens, tile of keys, group), adds to dk and dv in fp32. Of the window
-// branch: block (tile of keys, group), after those of the compressed branch, writes dk and dv. Adds to the sums of dQ
-// (without its scale). shift and delta are [3, T, H]. grid: G * (cmp_tiles * chunks + win_tiles), tiles of JOINT * 64
-// keys of all sequences
+// Compressed branch: block (chunk of tokens, tile of keys, group), adds to dk and dv in fp32. Window branch: block
+// (tile of keys, group), after those of the compressed branch, writes dk and dv. Adds to the sums of dQ (without its
+// scale). shift and delta are [3, T, H]. grid: G * (cmp_tiles * chunks + win_tiles), tiles of JOINT * 64 keys of all
+// sequences
 extern "C" __global__ void __launch_bounds__(JOINT_THREADS, 1) joint_gradients(
     const bf16* q, const bf16* d_out, const float* shift, const float* delta, const bf16* k_cmp, const bf16* v_cmp,
     float* dk_cmp, float* dv_cmp, const bf16* k_win, const bf16* v_win, bf16* dk_win, bf16* dv_win, float* dq,
@@ -362,9 +361,9 @@ extern "C" __global__ void __launch_bounds__(JOINT_THREADS, 1) joint_gradients(
     const JointKeys keys = {((i64)(place.first + walk.key0 + w * 64) * GROUPS + group) * 64,
                             min(64, place.length - walk.key0 - w * 64), walk.window, walk.begin(w), walk.end(w),
                             walk.steps};
-    joint_keys(memory, w, (walk.window ? k_win : k_cmp) + keys.at, (walk.window ? v_win : v_cmp) + keys.at,
+    joint_keys(memory, w, (walk.window ? k_win : k_cmp) + keys.offset, (walk.window ? v_win : v_cmp) + keys.offset,
                keys, [&](const JointKeys& place, int r, int column, float2 dk, float2 dv) {
-                 const i64 at = place.at + r * GROUPS * 64 + column;
+                 const i64 at = place.offset + r * GROUPS * 64 + column;
                  if (place.window) {
                    *(u32*)(dk_win + at) = pack_bf16(dk.x, dk.y);
                    *(u32*)(dv_win + at) = pack_bf16(dv.x, dv.y);

@@ -4,7 +4,7 @@ import { Tensor } from '../../../tensor/tensor.js';
 import { exportedBy, type Launch, RecordingCuda } from '../../../testing/recording-cuda.js';
 import { Sequences } from '../../common/sequences.js';
 import { AttentionCounters } from '../counters.js';
-import { nativeSparseAttention, type SparseInputs, type SparseOptions, sparseLayout } from '../nsa.js';
+import { nativeSparseAttention, type SparseInputs, type SparseOptions } from '../nsa.js';
 import { fusedDenseAttention } from './dense.js';
 import { fusedSparseAttentionFrom, type SelectedPath } from './op.js';
 import { sharedBytes } from './plan.js';
@@ -49,15 +49,16 @@ interface Trace {
 
 function trace(options: SparseOptions = {}, { uses = 1, record = true } = {}): Trace {
   const device = new RecordingCuda(constant);
-  const layout = sparseLayout(new Sequences(device, LENGTHS), SPARSE);
-  layout.tokens.inBlocks(SPARSE.lSel);
+  const tokens = new Sequences(device, LENGTHS);
+  tokens.inBlocks(SPARSE.lSel);
+  tokens.compressed(SPARSE);
   const before = device.pool.bytesInUse;
   const tape = new Tape(device, { record });
-  const inputs = inputsOf(tape, layout.blocks.total);
+  const inputs = inputsOf(tape, tokens.compressed(SPARSE).total);
   const counters = new AttentionCounters(device);
   const given = device.pool.bytesInUse;
   const outputs = Array.from({ length: uses }, () =>
-    nativeSparseAttention(tape, inputs, layout, SPARSE, { ...options, counters }),
+    nativeSparseAttention(tape, inputs, tokens, SPARSE, { ...options, counters }),
   );
   for (const { oCmp, oSel, oWin, selected } of outputs)
     for (const tensor of [oCmp, oSel, oWin, selected]) tape.drop(tensor);
@@ -107,12 +108,12 @@ describe('launches of the fused kernels', () => {
     const shape = { heads: { ...HEADS, dv: 64 }, sparse: SPARSE };
     const launched = (path: SelectedPath, lengths = LENGTHS) => {
       const device = new RecordingCuda(exportedBy(shape));
-      const layout = sparseLayout(new Sequences(device, lengths), SPARSE);
+      const tokens = new Sequences(device, lengths);
       const tape = new Tape(device, { record: false });
-      const { vCmp, vSel, vWin, ...rest } = inputsOf(tape, layout.blocks.total, layout.tokens.total);
+      const { vCmp, vSel, vWin, ...rest } = inputsOf(tape, tokens.compressed(SPARSE).total, tokens.total);
       const wide = ({ shape: [rows, groups] }: Tensor) => tape.empty([rows, groups, 64], 'bf16');
       const inputs = { ...rest, vCmp: wide(vCmp), vSel: wide(vSel), vWin: wide(vWin) };
-      nativeSparseAttention(tape, inputs, layout, SPARSE, { path });
+      nativeSparseAttention(tape, inputs, tokens, SPARSE, { path });
       tape.end();
       return device.launches;
     };
@@ -134,9 +135,9 @@ describe('launches of the fused kernels', () => {
   it('leave out KV-outer where no token sees enough blocks for it', () => {
     const launched = (length: number) => {
       const device = new RecordingCuda(constant);
-      const layout = sparseLayout(new Sequences(device, [100, length]), SPARSE);
+      const tokens = new Sequences(device, [100, length]);
       const tape = new Tape(device, { record: false });
-      nativeSparseAttention(tape, inputsOf(tape, layout.blocks.total, 100 + length), layout, SPARSE);
+      nativeSparseAttention(tape, inputsOf(tape, tokens.compressed(SPARSE).total, 100 + length), tokens, SPARSE);
       tape.end();
       return device.launches;
     };
@@ -168,12 +169,12 @@ describe('launches of the fused kernels', () => {
     const launched = (options: SparseOptions = {}, architecture = 90, lSel = 64) => {
       const shape = { heads: { ...HEADS, dv: 64 }, sparse: { ...SPARSE, lSel } };
       const device = new RecordingCuda(exportedBy(shape), architecture);
-      const layout = sparseLayout(new Sequences(device, [20_000, 100]), shape.sparse);
+      const tokens = new Sequences(device, [20_000, 100]);
       const tape = new Tape(device);
-      const { vCmp, vSel, vWin, ...same } = inputsOf(tape, layout.blocks.total, 20_100);
+      const { vCmp, vSel, vWin, ...same } = inputsOf(tape, tokens.compressed(shape.sparse).total, 20_100);
       const wide = (tensor: Tensor) => tape.watch(tape.empty([tensor.shape[0], 2, 64], 'bf16'));
       const inputs = { ...same, vCmp: wide(vCmp), vSel: wide(vSel), vWin: wide(vWin) };
-      const { out } = nativeSparseAttention(tape, inputs, layout, shape.sparse, options);
+      const { out } = nativeSparseAttention(tape, inputs, tokens, shape.sparse, options);
       device.launches.length = 0;
       tape.backward(out, tape.zeros(out.shape, 'bf16'));
       tape.end();
@@ -199,11 +200,11 @@ describe('launches of the fused kernels', () => {
   it('rank the blocks of a long sequence once when a block of the model is run again', () => {
     const launched = (length: number) => {
       const device = new RecordingCuda(constant);
-      const layout = sparseLayout(new Sequences(device, [length]), SPARSE);
+      const tokens = new Sequences(device, [length]);
       const tape = new Tape(device);
-      const inputs = inputsOf(tape, layout.blocks.total, length);
+      const inputs = inputsOf(tape, tokens.compressed(SPARSE).total, length);
       const out = tape.checkpoint(Object.values(inputs), (inner) => {
-        const { out, ...rest } = nativeSparseAttention(inner, inputs, layout, SPARSE);
+        const { out, ...rest } = nativeSparseAttention(inner, inputs, tokens, SPARSE);
         for (const tensor of Object.values(rest)) inner.drop(tensor);
         return out;
       });
@@ -236,9 +237,9 @@ describe('launches of the fused kernels', () => {
 
   it('begin with the tile of the first token when a sequence is continued, without lists', () => {
     const device = new RecordingCuda(constant);
-    const layout = sparseLayout(new Sequences(device, [3000]), SPARSE);
+    const tokens = new Sequences(device, [3000]);
     const tape = new Tape(device, { record: false });
-    fusedSparseAttentionFrom(tape, inputsOf(tape, layout.blocks.total, 3000), layout, SPARSE, 2100);
+    fusedSparseAttentionFrom(tape, inputsOf(tape, tokens.compressed(SPARSE).total, 3000), tokens, SPARSE, 2100);
     const { launches } = device;
     expect(names(launches)).toEqual([
       ...['compressed_pack', 'compressed_forward', 'select_blocks', 'selected_pack', 'window_pack', 'selected_union'],

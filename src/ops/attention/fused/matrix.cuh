@@ -50,8 +50,8 @@ template <int PENDING> __device__ __forceinline__ void matrix_wait() {
 // Ordinary writes to shared memory become visible to the tensor cores.
 __device__ __forceinline__ void matrix_publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// What a product takes as operand: the low word of a matrix descriptor (address / 16). The high word is
-// constant: 128-byte swizzle, 1024 bytes from one group of eight rows to the next.
+// Operand of a product: the low word of a matrix descriptor (address / 16). The high word is constant:
+// 128-byte swizzle, 1024 bytes from one group of eight rows to the next.
 __device__ __forceinline__ u32 handle(u32 address) { return ((address & 0x3ffff) >> 4) | (1u << 16); }
 __device__ __forceinline__ u32 advance(u32 h, int bytes) { return h + bytes / 16; }
 constexpr u32 DESCRIPTOR_HIGH = 0x40000040u;

@@ -12,7 +12,7 @@ import { differentSelections } from '../../../testing/selection.js';
 import { sampled } from '../../../verify/long.js';
 import { compressedCount, Sequences } from '../../common/sequences.js';
 import { AttentionCounters } from '../counters.js';
-import { nativeSparseAttention, type SparseInputs, type SparseOptions, sparseLayout } from '../nsa.js';
+import { nativeSparseAttention, type SparseInputs, type SparseOptions } from '../nsa.js';
 import { type NsaInputs, nsaBackward, nsaForward } from '../reference.js';
 import { importance, selectBlocks } from '../select/reference.js';
 import { FusedBatch } from './code.js';
@@ -139,11 +139,11 @@ function run(example: AttentionCase, values: Values, options: SparseOptions = {}
   const inputs = Object.fromEntries(
     NAMES.map((name) => [name, tape.watch(tape.from(values[name], like[name].shape, like[name].dtype))]),
   ) as unknown as SparseInputs;
-  const layout = sparseLayout(new Sequences(device, example.lengths), example.sparse);
+  const tokens = new Sequences(device, example.lengths);
   const counters = new AttentionCounters(device);
   const dOut = Tensor.from(device, values.dOut, like.dOut.shape, 'bf16');
   const all = Array.from({ length: uses }, () =>
-    nativeSparseAttention(tape, inputs, layout, example.sparse, { ...options, counters }),
+    nativeSparseAttention(tape, inputs, tokens, example.sparse, { ...options, counters }),
   );
   const read = (tensor: Tensor) => tensor.read() as Float32Array;
   const { out, oCmp, oSel, oWin, selected } = all[0];
@@ -156,7 +156,7 @@ function run(example: AttentionCase, values: Values, options: SparseOptions = {}
   const gradients = NAMES.map((name) => read(tape.gradient(inputs[name])!));
   const counts = counters.read();
   tape.end();
-  for (const owned of [layout.tokens, layout.blocks, counters, dOut]) owned.free();
+  for (const owned of [tokens, counters, dOut]) owned.free();
   expect(device.pool.bytesInUse).toBe(before); // every buffer went back
   return { outputs, selected: chosen, gradients, counts };
 }
@@ -256,8 +256,8 @@ describe('the fused kernels', () => {
     ) as unknown as SparseInputs;
     inputs.q.rows(0, start).zero();
     inputs.gates.rows(0, start).zero();
-    const layout = sparseLayout(new Sequences(device, example.lengths), example.sparse);
-    const result = fusedSparseAttentionFrom(tape, inputs, layout, example.sparse, start);
+    const tokens = new Sequences(device, example.lengths);
+    const result = fusedSparseAttentionFrom(tape, inputs, tokens, example.sparse, start);
     const expectRows = (actual: Tensor, all: Float32Array | Int32Array) => {
       const width = all.length / 700;
       expect(sameBits(actual.rows(start, 700).read() as Float32Array, all.slice(start * width))).toBe(true);
@@ -265,7 +265,7 @@ describe('the fused kernels', () => {
     expectRows(result.selected, selected);
     for (const name of ['oCmp', 'oWin', 'oSel', 'out'] as const) expectRows(result[name], outputs[name]);
     tape.end();
-    for (const owned of [layout.tokens, layout.blocks]) owned.free();
+    tokens.free();
     expect(device.pool.bytesInUse).toBe(before);
   });
 
@@ -362,8 +362,8 @@ describe('the fused kernels', () => {
   it.each([...SHAPES, RAGGED])('need the shared memory that the plan computes: $name', (example) => {
     for (const queryMajor of [false, true]) {
       const build = { queryMajor, mmaSync: false };
-      const layout = sparseLayout(new Sequences(cuda(), example.lengths), example.sparse);
-      const batch = new FusedBatch(cuda(), example, build, layout);
+      const tokens = new Sequences(cuda(), example.lengths);
+      const batch = new FusedBatch(cuda(), example, build, tokens);
       const union = unionTokens(example, build, sharedLimit(cuda().architecture));
       for (const [name, bytes] of Object.entries(sharedBytes(example, build, union))) {
         const source = name.split('_')[0] as 'compressed' | 'select' | 'selected' | 'window';
@@ -371,8 +371,7 @@ describe('the fused kernels', () => {
       }
       if (batch.limits.gather > 0)
         expect(batch.constant('selected', 'selected_gather_shared')).toBe(gatherShared(example));
-      layout.tokens.free();
-      layout.blocks.free();
+      tokens.free();
     }
   });
 });

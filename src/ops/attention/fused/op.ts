@@ -21,7 +21,7 @@ import type { Dtype, Tensor } from '../../../tensor/tensor.js';
 import { OverwrittenGradients } from '../../common/gradient-targets.js';
 import type { Sequences } from '../../common/sequences.js';
 import { expectShape } from '../../common/shapes.js';
-import type { SparseInputs, SparseLayout, SparseOptions, SparseOutputs } from '../nsa.js';
+import type { SparseInputs, SparseOptions, SparseOutputs } from '../nsa.js';
 import type { HeadShape, SparseShape } from '../shape.js';
 import { allocateBackward, backwardPath, FusedBackward, type Gradients } from './backward.js';
 import { FusedBatch } from './code.js';
@@ -54,7 +54,7 @@ export interface FusedOptions {
 
 /** Shape, dtype and size of a call. */
 export interface FusedProblem extends FusedShape {
-  /** Of queries, keys and values. */
+  /** Type of queries, keys and values. */
   readonly dtype: Dtype;
   readonly tokens: Pick<Sequences, 'total' | 'longest'>;
 }
@@ -98,16 +98,16 @@ export function isKept(longest: number): boolean {
 export function fusedSparseAttention(
   tape: Tape,
   inputs: SparseInputs,
-  layout: SparseLayout,
+  tokens: Sequences,
   sparse: SparseShape,
   options: SparseOptions = {},
 ): SparseOutputs {
   const cuda = cudaRuntime(tape.device);
   if (!cuda) throw new Error('the fused attention kernels need a CUDA device');
-  const batch = new FusedBatch(cuda, { heads: headsOf(inputs, layout), sparse }, fusedBuild(options), layout);
+  const batch = new FusedBatch(cuda, { heads: headsOf(inputs, tokens, sparse), sparse }, fusedBuild(options), tokens);
   const path = batch.pathOf(fusedPath(options));
   const ordered = options.deterministic ?? false;
-  const isEmpty = layout.tokens.total === 0;
+  const isEmpty = tokens.total === 0;
   const prepare = (ranked: Ranked) =>
     new FusedForward(batch, inputs, allocateResults(tape, batch, ranked), allocateScratch(tape, batch, path, ranked));
   let forward: FusedForward | undefined;
@@ -117,7 +117,7 @@ export function fusedSparseAttention(
     if (!isEmpty) forward.rank();
     return ranked;
   };
-  const ranked = isKept(layout.tokens.longest) ? tape.once(rank) : rank();
+  const ranked = isKept(tokens.longest) ? tape.once(rank) : rank();
   forward ??= prepare(ranked);
   if (!isEmpty) forward.attend(path, { sorted: ordered && tape.recording, served: options.counters?.served ?? null });
   dropAll(tape, forward.scratch);
@@ -151,14 +151,14 @@ export function fusedSparseAttention(
 export function fusedSparseAttentionFrom(
   tape: Tape,
   inputs: SparseInputs,
-  layout: SparseLayout,
+  tokens: Sequences,
   sparse: SparseShape,
   start: number,
   options: SparseOptions = {},
 ): SparseOutputs {
   const cuda = cudaRuntime(tape.device);
-  if (!cuda || tape.recording || layout.tokens.count !== 1) throw new Error('one sequence on CUDA, without gradients');
-  const batch = new FusedBatch(cuda, { heads: headsOf(inputs, layout), sparse }, fusedBuild(options), layout);
+  if (!cuda || tape.recording || tokens.count !== 1) throw new Error('one sequence on CUDA, without gradients');
+  const batch = new FusedBatch(cuda, { heads: headsOf(inputs, tokens, sparse), sparse }, fusedBuild(options), tokens);
   const ranked = allocateRanked(tape, batch);
   const results = allocateResults(tape, batch, ranked);
   const scratch = allocateScratch(tape, batch, 'union', ranked);
@@ -172,7 +172,8 @@ function dropAll(tape: Tape, tensors: object): void {
   for (const tensor of Object.values(tensors) as (Tensor | null)[]) if (tensor) tape.drop(tensor);
 }
 
-function headsOf(inputs: SparseInputs, { tokens, blocks }: SparseLayout): HeadShape {
+function headsOf(inputs: SparseInputs, tokens: Sequences, sparse: SparseShape): HeadShape {
+  const blocks = tokens.compressed(sparse);
   const what = (name: string) => `fused sparse attention: ${name}`;
   const [, heads, dk] = expectShape(what('q'), inputs.q, [tokens.total, -1, -1], 'bf16');
   const [, groups] = expectShape(what('k_sel'), inputs.kSel, [tokens.total, -1, dk], 'bf16');

@@ -1,4 +1,4 @@
-// What selection leaves for the selected branch: the choice of kernel and the schedule of the KV-outer one.
+// Plan of the selected branch: the choice of kernel and the schedule of the KV-outer one.
 // Tokens (flat, all sequences) are cut into stretches, and each is given to one of three kernels. The KV-outer kernel
 // works through them in order: the partial results of a stretch, then, LAG stretches later, their merge. Partials live
 // in a ring of RING stretches.
@@ -38,12 +38,12 @@ constexpr int ADAPTIVE = 0, TILE_UNION = 1, KV_OUTER = 2, TILE_GATHER = 3,
 // A piece is a stretch that the KV-outer kernel works on. The host zeroes the plan first.
 // In three parts, each written after the ones before it: the host can zero the later parts alone to run them again.
 struct PlanItems {
-  // Of each stretch:
+  // For each stretch:
   int stretch_items[MAX_STRETCHES];  // KV-outer work items
   int stretch_base[MAX_STRETCHES];   // index of the first one in the array of work items
 };
 struct PlanChoice : PlanItems {
-  // Of each stretch:
+  // For each stretch:
   int union_sizes[MAX_STRETCHES];  // sum of the union sizes of its tiles
   int union_tiles[MAX_STRETCHES];  // number of those tiles
   int choosers_done;               // blocks of select_finish that have added to the two sums
@@ -51,7 +51,7 @@ struct PlanChoice : PlanItems {
   int gather_stretches;            // stretches that tile-gather works on
   int pieces;                      // stretches that KV-outer works on
   int choice[MAX_STRETCHES];       // TILE_UNION, KV_OUTER or TILE_GATHER
-  // Of each piece:
+  // For each piece:
   int piece_stretch[MAX_STRETCHES];
   int piece_items[MAX_STRETCHES];
   int piece_merges[MAX_STRETCHES];  // merge items

@@ -6,7 +6,6 @@ import {
   gatherRefusal,
   gatherShared,
   headsRefusal,
-  type KernelConstants,
   mayUseOuter,
   packedTileBytes,
   planBatch,
@@ -27,14 +26,6 @@ const SHARED = { queryMajor: false, mmaSync: false };
 const shaped = (heads: Partial<FusedShape['heads']>, sparse: Partial<FusedShape['sparse']> = {}): FusedShape => ({
   heads: { ...PAPER.heads, ...heads },
   sparse: { ...PAPER.sparse, ...sparse },
-});
-const constants = (nSel: number): KernelConstants => ({
-  maxStretches: 128,
-  forwardChunk: 128,
-  backwardChunk: 512,
-  ring: 4,
-  compressedChunk: 512,
-  chosen: Math.max(1, nSel - 3),
 });
 
 /** The formulas of the kernels' own harness (dev/cuda/nsa.h), in its words. */
@@ -105,7 +96,7 @@ describe('the plan of a batch', () => {
     'has the counts of the harness: %s',
     (_, lengths) => {
       for (const shape of SHAPES) {
-        const plan = planBatch(lengths, shape, constants(shape.sparse.nSel));
+        const plan = planBatch(lengths, shape);
         const expected = harness(lengths, shape);
         expect(plan).toMatchObject(expected.counts);
         // The ring is no longer than the batch: the harness has the whole of it always.
@@ -121,7 +112,7 @@ describe('the plan of a batch', () => {
   );
 
   it('never has more stretches than there are places for', () => {
-    expect(planBatch(Array(300).fill(8192), PAPER, constants(16)).stretches).toBeLessThanOrEqual(128);
+    expect(planBatch(Array(300).fill(8192), PAPER).stretches).toBeLessThanOrEqual(128);
   });
 });
 

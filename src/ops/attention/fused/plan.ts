@@ -1,8 +1,9 @@
 /**
- * What the fused attention kernels can take and how much they need, as pure functions: macros, shared memory, the sizes
+ * Limits and needs of the fused attention kernels, as pure functions: macros, shared memory, the sizes
  * of buffers and grids. The kernels export the same numbers (EXPORT); a test on the GPU compares them.
  */
-import type { Macros } from '../../../device/cuda/runtime.js';
+import type { KernelMacros } from '../../../device/cuda/runtime.js';
+import { sourceConstants } from '../../../device/cuda/source-constants.js';
 import { compressedCount } from '../../common/sequences.js';
 import { type HeadShape, type SparseShape, selectionRefusal } from '../shape.js';
 
@@ -25,13 +26,11 @@ const STAGES = 4;
 const UNION_ROWS = 2 * TILE;
 /** A window longer than any sequence; twice its size still fits 32 bits. */
 export const UNBOUNDED_WINDOW = 2 ** 30;
-const MOST_KEY_SIZE = 192;
-const MOST_VALUE_SIZE = 128;
-const LEAST_BLOCK = 16;
-const MOST_BLOCK = 64;
-const MOST_SELECTED = 64;
-const OUTER_CHUNK = 128;
-const SELECTED_CHUNK = 512;
+const MAX_KEY_SIZE = 192;
+const MAX_VALUE_SIZE = 128;
+const MIN_BLOCK = 16;
+const MAX_BLOCK = 64;
+const MAX_SELECTED = 64;
 /** Bits for the blocks of the longest sequence: 65,536 blocks. */
 const UNION_BITMAP_BYTES = 8192;
 /** Limit for the queries of a group's heads and two tiles of keys, on every GPU. */
@@ -40,6 +39,16 @@ const SCORING_BYTES = 220 * 1024;
 const POOLING_BYTES = TILE * (72 + 8) * 4;
 const SHARES_BYTES = 2 * 128 * 32 * 4;
 const LARGEST_INT = 2 ** 31 - 1;
+
+/** The sources define these. KV-outer's ring has a place for `LAG + SLACK` stretches. */
+const PLANNED = ['OUTER_CHUNK', 'SEL_CHUNK', 'LAG', 'SLACK', 'MAX_STRETCHES'] as const;
+const { OUTER_CHUNK, SEL_CHUNK, LAG, SLACK, MAX_STRETCHES } = sourceConstants(
+  new URL('./plan.cuh', import.meta.url),
+  PLANNED,
+);
+const { CMP_CHUNK } = sourceConstants(new URL('./compressed.cu', import.meta.url), ['CMP_CHUNK']);
+/** Blocks of a token that are never part of a partial result: they are forced. */
+const FORCED = 3;
 
 export const panels = (size: number) => Math.ceil(size / TILE);
 export const headsPerGroup = ({ heads, groups }: HeadShape) => heads / groups;
@@ -98,7 +107,7 @@ export function mayUseOuter(path: string, shape: FusedShape, limits: SelectedLim
 }
 
 /** Selection blocks of a sequence up to which tile-gather runs: their masks must fit its ring of keys and values. */
-const MOST_GATHER_BLOCKS = 4096;
+const MAX_GATHER_BLOCKS = 4096;
 
 /** Why there is no tile-gather for this shape and length on a GPU of this architecture, or null. */
 export function gatherRefusal(
@@ -112,11 +121,11 @@ export function gatherRefusal(
   if (!supported) return 'tile-gather needs head sizes and selection blocks of 64';
   if (headsPerGroup(heads) > 6) return 'tile-gather needs at most 6 heads a group';
   if (sparse.nSel > 16) return 'tile-gather needs at most 16 blocks a token';
-  const most = MOST_GATHER_BLOCKS * sparse.lSel;
+  const most = MAX_GATHER_BLOCKS * sparse.lSel;
   return longest > most ? `tile-gather takes sequences of up to ${most} tokens, not ${longest}` : null;
 }
 
-export function fusedMacros({ heads, sparse }: FusedShape, build: FusedBuild, unionTokens: number): Macros {
+export function fusedMacros({ heads, sparse }: FusedShape, build: FusedBuild, unionTokens: number): KernelMacros {
   return {
     ...headMacros(heads),
     CMP_L: sparse.l,
@@ -130,7 +139,7 @@ export function fusedMacros({ heads, sparse }: FusedShape, build: FusedBuild, un
   };
 }
 
-export function headMacros({ heads, groups, dk, dv }: HeadShape): Macros {
+export function headMacros({ heads, groups, dk, dv }: HeadShape): KernelMacros {
   return { HEADS: heads, GROUPS: groups, DK: dk, DV: dv };
 }
 
@@ -165,7 +174,7 @@ export function windowShared(heads: HeadShape): Record<'forward' | 'backward' | 
   };
 }
 
-/** Of the compressed branch: small heads leave room for the queries of the next tile of rows. */
+/** Shared memory of the compressed branch: small heads leave room for the queries of the next tile of rows. */
 function compressedShared(heads: HeadShape): number {
   const [pk, pv] = [panels(heads.dk), panels(heads.dv)];
   return streamShared(heads, 2, pk + pv <= 2 ? 2 * pk : pk);
@@ -190,8 +199,8 @@ function scoringTiles(heads: HeadShape, split: number): number {
 }
 
 /**
- * Of the KV-outer kernel: two stages of queries, and where rows lie; for wide or many heads that is looked up per
- * token.
+ * Shared memory of the KV-outer kernel: two stages of queries, and where rows lie; for wide or many heads that is
+ * looked up per token.
  */
 function outerShared(heads: HeadShape): number {
   const [pk, pv, h] = [panels(heads.dk), panels(heads.dv), headsPerGroup(heads)];
@@ -200,12 +209,12 @@ function outerShared(heads: HeadShape): number {
 }
 
 /**
- * Of tile-gather: the ring of keys and values; queries, sums and four numbers of each row; an exponent of each token;
- * barriers and lists.
+ * Shared memory of tile-gather: the ring of keys and values; queries, sums and four numbers of each row; an exponent of
+ * each token; barriers and lists.
  */
 export function gatherShared({ heads, sparse }: FusedShape): number {
   const rows = TILE * headsPerGroup(heads);
-  const choices = TILE * Math.max(1, sparse.nSel - 3);
+  const choices = TILE * Math.max(1, sparse.nSel - FORCED);
   const ring = STAGES * (panels(heads.dk) + panels(heads.dv)) * PANEL;
   const ofRows = (rows + 8) * (128 + 4 * 4) + (rows + 1) * 128;
   return ring + ofRows + TILE * 4 + 8 * STAGES * 2 + 16 * 4 + choices * 8 + 8 + 1024;
@@ -229,7 +238,7 @@ export function sharedBytes(shape: FusedShape, build: FusedBuild, unionTokens: n
     selected_union_shared: unionShared(shape, unionTokens, build.queryMajor ? 1 : 2),
     selected_dense_shared: forward,
     selected_outer_shared: outerShared(heads),
-    selected_backward_shared: backwardShared(heads, 2) + 2 * PANEL + SELECTED_CHUNK * 12,
+    selected_backward_shared: backwardShared(heads, 2) + 2 * PANEL + SEL_CHUNK * 12,
   };
 }
 
@@ -240,8 +249,8 @@ export function headsRefusal(heads: HeadShape): string | null {
   if (!Number.isInteger(perGroup) || perGroup < 1 || perGroup > 16)
     return `${heads.heads} heads in ${heads.groups} groups: 1 to 16 heads a group are supported`;
   for (const [name, size, most] of [
-    ['d_k', dk, MOST_KEY_SIZE],
-    ['d_v', dv, MOST_VALUE_SIZE],
+    ['d_k', dk, MAX_KEY_SIZE],
+    ['d_v', dv, MAX_VALUE_SIZE],
   ] as const)
     if (size % 16 !== 0 || size < 16 || size > most)
       return `${name} ${size}: multiples of 16 up to ${most} are supported`;
@@ -255,11 +264,11 @@ export function shapeRefusal(shape: FusedShape, build: FusedBuild, architecture:
   if (rule !== null) return rule;
   const refused = headsRefusal(shape.heads);
   if (refused) return refused;
-  if (lSel < LEAST_BLOCK || lSel > MOST_BLOCK) return `l_sel ${lSel}: ${LEAST_BLOCK} to ${MOST_BLOCK} are supported`;
+  if (lSel < MIN_BLOCK || lSel > MAX_BLOCK) return `l_sel ${lSel}: ${MIN_BLOCK} to ${MAX_BLOCK} are supported`;
   if (l % d !== 0 || lSel % d !== 0 || l > lSel)
     return `l ${l}, d ${d}, l_sel ${lSel}: d must divide both, and l <= l_sel`;
   if (l / d > 9) return `l ${l} is ${l / d} strides of d ${d}: at most 9 are supported`;
-  if (nSel < 3 || nSel > MOST_SELECTED) return `n_sel ${nSel}: 3 to ${MOST_SELECTED} are supported`;
+  if (nSel < 3 || nSel > MAX_SELECTED) return `n_sel ${nSel}: 3 to ${MAX_SELECTED} are supported`;
   const limit = sharedLimit(architecture);
   const needed = sharedBytes(shape, build, unionTokens(shape, build, limit));
   for (const [name, bytes] of Object.entries(needed))
@@ -297,17 +306,6 @@ export function querySumRows(plan: BatchPlan, { heads }: FusedShape): number {
   return plan.blocks * TILE * heads.heads;
 }
 
-/** Constants of the compiled kernels that buffer sizes depend on. */
-export interface KernelConstants {
-  readonly maxStretches: number;
-  /** Tokens that one work item of the selected branch takes, forward and backward. */
-  readonly forwardChunk: number;
-  readonly backwardChunk: number;
-  readonly ring: number;
-  readonly chosen: number;
-  readonly compressedChunk: number;
-}
-
 /** Counts of one batch, from which every grid and every buffer follows. */
 export interface BatchPlan {
   readonly tokens: number;
@@ -341,7 +339,7 @@ export interface BatchPlan {
 /** Shorter stretches for short sequences, whose lists still have enough tokens per stretch. */
 const stretchFor = (longest: number) => (longest <= 16_384 ? 2048 : 8192);
 
-export function planBatch(lengths: readonly number[], shape: FusedShape, constants: KernelConstants): BatchPlan {
+export function planBatch(lengths: readonly number[], shape: FusedShape): BatchPlan {
   const { heads, sparse } = shape;
   const sum = (each: (length: number) => number) => lengths.reduce((total, length) => total + each(length), 0);
   const tokens = sum((length) => length);
@@ -349,7 +347,7 @@ export function planBatch(lengths: readonly number[], shape: FusedShape, constan
   const blocks = sum((length) => Math.ceil(length / sparse.lSel));
   const lists = blocks * heads.groups;
   const choices = tokens * heads.groups * sparse.nSel;
-  const least = 16 * Math.ceil(Math.ceil(tokens / constants.maxStretches) / 16);
+  const least = 16 * Math.ceil(Math.ceil(tokens / MAX_STRETCHES) / 16);
   const stretch = Math.max(stretchFor(longest), least);
   const stretches = Math.ceil(tokens / stretch);
   const count = (length: number) => compressedCount(length, sparse.l, sparse.d);
@@ -364,12 +362,12 @@ export function planBatch(lengths: readonly number[], shape: FusedShape, constan
     stretch,
     stretches,
     // A list of a stretch ends with an item that need not be full; the same for a list and its backward items.
-    forwardItems: Math.floor(choices / constants.forwardChunk) + Math.min(lists * stretches, choices),
-    backwardItems: Math.floor(choices / constants.backwardChunk) + lists,
-    partialRows: Math.min(constants.ring * stretch, tokens) * heads.heads * constants.chosen,
+    forwardItems: Math.floor(choices / OUTER_CHUNK) + Math.min(lists * stretches, choices),
+    backwardItems: Math.floor(choices / SEL_CHUNK) + lists,
+    partialRows: Math.min((LAG + SLACK) * stretch, tokens) * heads.heads * Math.max(1, sparse.nSel - FORCED),
     compressedTiles: sum((length) => Math.ceil(count(length) / TILE)),
     keyTiles: (per) => sum((length) => Math.ceil(count(length) / per)),
-    compressedChunks: Math.ceil(longest / constants.compressedChunk),
+    compressedChunks: Math.ceil(longest / CMP_CHUNK),
     tokenTiles: (per) => sum((length) => Math.ceil(length / per)),
     rowTiles: (per) => sum((length) => Math.ceil((length * headsPerGroup(heads)) / per)),
   };

@@ -6,7 +6,7 @@
 
 #define JOINT_SHAPE (DK == 64 && DV == 64 && SEL_L == 64)
 
-// Where columns `column` (even) and column + 1 of row `row` of a tile lie.
+// Index of columns `column` (even) and column + 1 of row `row` of a tile.
 __device__ __forceinline__ int query_sum(int row, int column) {
   const int half = (row / 8) & 1, thread = row / 16 * 32 + row % 8 * 4 + column % 8 / 2;
   return ((column / 16 * 2 + half) * 128 + thread) * 4 + column / 8 % 2 * 2;

@@ -25,7 +25,7 @@ constexpr int GATHER_WARPGROUPS = 4, GATHER_STAGES = 4;
 // share a row: with values less than 1 the sums of all steps stay below fp16's 65,504.
 constexpr float GATHER_LIMIT = 1024.0f;
 static_assert(4 * (SEL_N - 3) * GATHER_LIMIT <= 65504, "the sums of all steps fit fp16");
-constexpr int LEAST_EXPONENT = -64;                       // of the values; the largest one is 64
+constexpr int MIN_EXPONENT = -64;                         // of the values; the largest one is 64
 constexpr int GATHER_STEPPERS = GATHER_WARPGROUPS * 128;  // threads that take steps
 constexpr int GATHER_THREADS = GATHER_STEPPERS + 32;
 constexpr int GATHER_TOKENS = 64 / HPG;  // of a step
@@ -44,10 +44,10 @@ struct Gather {
   unsigned char queries[(GATHER_ROWS + 8) * 128];  // bf16, rows swizzled as in a panel
   unsigned char sums[(GATHER_ROWS + 1) * 128];     // fp16, rows of 8 units of 16 bytes, see gather_place
   float total[GATHER_ROWS + 8];                    // of the row's weights
-  // Of a row: what its weights are relative to, the forced blocks' log-sum-exp (base 2) plus the token's exponent, and
-  // how large the sum of a lane's weights of a step may be.
+  // For each row: the reference of its weights (the forced blocks' log-sum-exp, base 2, plus the token's exponent), and
+  // the limit of the sum of a lane's weights in a step.
   float2 own[GATHER_ROWS + 8];
-  float reference[GATHER_ROWS + 8];  // what its sums are relative to: differs from `own` only after an overflow
+  float reference[GATHER_ROWS + 8];  // the reference of its sums: differs from `own` only after an overflow
   int exponents[64];                 // of a token: the values of its chosen blocks are less than 2^exponent
   u64 full[GATHER_STAGES], empty[GATHER_STAGES];
   u32 counts[GATHER_STEPPERS / 32];
@@ -56,7 +56,7 @@ struct Gather {
   unsigned short blocks[GATHER_CHOICES];  // of the union, ascending
   unsigned short rows[GATHER_CHOICES];    // for each block of the union: the first rows of its tokens, ascending
   u32 all;                                // number of blocks (bits 0:10), of choices (10:20) and of steps (20:30)
-  int moved;                              // whether any reference differs from `own`
+  int moved;                              // a reference differs from `own`
 };
 constexpr int GATHER_SHARED = GATHER_STAGES * PACKED + (int)sizeof(Gather) + 1024;
 EXPORT(selected_gather_shared, GATHER_SHARED)
@@ -185,7 +185,7 @@ __device__ __forceinline__ void gather_begin(const GatherTile& tile, u32* masks,
                                              const u32* largest) {
   Gather& g = tile.g;
   const int thread = threadIdx.x;
-  // What takes longest is requested first.
+  // The slowest loads are requested first.
   constexpr int CHOICES = (64 * SEL_N + GATHER_STEPPERS - 1) / GATHER_STEPPERS,
                 LOGS = (GATHER_ROWS + GATHER_STEPPERS - 1) / GATHER_STEPPERS;
   int choices[CHOICES];
@@ -209,7 +209,7 @@ __device__ __forceinline__ void gather_begin(const GatherTile& tile, u32* masks,
     g.reference[GATHER_ROWS + thread] = 1e4f;
     *(uint4*)(g.queries + GATHER_ROWS * 128 + thread * 16) = make_uint4(0, 0, 0, 0);
   }
-  if (thread < 64) g.exponents[thread] = LEAST_EXPONENT;
+  if (thread < 64) g.exponents[thread] = MIN_EXPONENT;
   if (thread == 0) {
     g.all = g.moved = 0;
     for (int i = 0; i < GATHER_STAGES; i++) {
@@ -228,7 +228,7 @@ __device__ __forceinline__ void gather_begin(const GatherTile& tile, u32* masks,
   gather_lists(g, masks, choices, token_of, blocks);
 #pragma unroll
   for (int i = 0; i < CHOICES; i++)
-    if (choices[i] > 0) atomicMax(g.exponents + token_of(i), min((int)(sizes[i] >> 7) - 126, -LEAST_EXPONENT));
+    if (choices[i] > 0) atomicMax(g.exponents + token_of(i), min((int)(sizes[i] >> 7) - 126, -MIN_EXPONENT));
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < LOGS; i++) {
@@ -304,7 +304,7 @@ __device__ __forceinline__ void gather_steps(const GatherTile& tile) {
   const int steps = g.all >> 20, own = warpgroup(), warp = uniform((threadIdx.x & 127) / 32), lane = threadIdx.x & 31;
   const u32 queries = shared_address(g.queries), sums = shared_address(g.sums), stages = handle(tile.ring);
   const float c = scale_log2();
-  // Of the rows that this lane looks up, its row of queries and its two of sums: place among a step's tokens, and head.
+  // The rows that this lane looks up (one of queries, two of sums): index among a step's tokens, and head.
   int tokens_of[3], heads_of[3];
 #pragma unroll
   for (int i = 0; i < 3; i++) {
@@ -326,7 +326,7 @@ __device__ __forceinline__ void gather_steps(const GatherTile& tile) {
   if (own < steps) look_up(own);
   for (int k = own; k < steps; k += GATHER_WARPGROUPS) {
     const u32 block = word & 1023, arrivals = word >> 27;
-    const bool present = warp * 16 < (word >> 20 & 127) * HPG;  // whether any of the warp's rows is
+    const bool present = warp * 16 < (word >> 20 & 127) * HPG;  // at least one of the warp's rows is
     const int row0 = rows[1], row1 = rows[2];
     // ---- score [64, 64] = Q [64, DK] * K^T
     const u32 from = queries + rows[0] * 128 + (((lane >> 4) ^ (rows[0] & 7)) << 4);
@@ -499,7 +499,7 @@ extern "C" __global__ void __launch_bounds__(GATHER_THREADS, 1) selected_gather(
             tokens = min(SEL_L, place.length - place.tile * SEL_L);
   u64 wanted = ~0ull >> (64 - tokens);
   if (plan != nullptr) {
-    const int border = (t0 + tokens - 1) / stretch * stretch - t0;  // where the stretch of the last token begins
+    const int border = (t0 + tokens - 1) / stretch * stretch - t0;  // first token of the last token's stretch
     const u64 before = border > 0 ? (1ull << border) - 1 : 0;
     if (plan->choice[t0 / stretch] != TILE_GATHER) wanted &= ~before;
     if (plan->choice[(t0 + tokens - 1) / stretch] != TILE_GATHER) wanted &= before;

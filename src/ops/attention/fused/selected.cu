@@ -185,7 +185,7 @@ struct SelectedUnion : PackedRows {
     tiles = u.count;
     before = SEL_L == 64 ? u.before : 0;
   }
-  // Whether this thread's two tokens selected a block: a word of bits serves 32 steps. Of absent rows nothing is used.
+  // One bit per block: this thread's two tokens selected it. A word serves 32 steps. Absent rows are not used.
   struct Rows {
     const u32 *from0, *from1;
     u32 word0, word1;
@@ -315,8 +315,8 @@ struct SelectedForced : PackedRows {
   }
 };
 
-// Where KV-outer or tile-gather works, what every token sees: the window branch; then blocks 0, cur-1, cur, output and
-// lse as if nothing else were selected. grid (tiles of all sequences, groups)
+// For stretches of KV-outer or tile-gather, the keys that every token sees: the window branch; then blocks 0, cur-1 and
+// cur, with output and lse as if nothing else were selected. grid (tiles of all sequences, groups)
 extern "C" __global__ void __launch_bounds__(STREAM_THREADS<DENSE_WARPGROUPS>, FORWARD_BLOCKS(DENSE_WARPGROUPS, 1))
 selected_dense(const bf16* q, const unsigned char* packed, const unsigned char* packed_window, bf16* out, float* lse,
                bf16* win, float* lse_win, const Plan* plan, const int* cu_seqlens, int sequences, int stretch) {

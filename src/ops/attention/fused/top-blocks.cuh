@@ -20,7 +20,7 @@ struct Top {
       block[i] = NEVER;
     }
   }
-  // Keeps the list sorted, score descending. Of equal scores the one offered first stays above.
+  // Keeps the list sorted, score descending; among equal scores the one offered first stays above.
   __device__ __forceinline__ void insert(float s, int b) {
 #pragma unroll
     for (int i = TOP - 1; i >= 0; i--) {

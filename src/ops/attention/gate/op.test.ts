@@ -126,7 +126,7 @@ describe.each(devices())('gate on $name', ({ device, dtype }) => {
       }
       const actual = tape.gradient(fused)!.read();
       expect(relativeError(actual, expected)).toBeLessThan(tolerance(dtype));
-      // What fills up has a gradient of zero, not what the memory held before.
+      // Padding has a gradient of zero, not what the memory held before.
       expect(actual.every((value, i) => i % width < first + logits || value === 0)).toBe(true);
       expect(relativeError(tape.gradient(tb)!.read(), dBias)).toBeLessThan(tolerance('f32'));
       tape.end();
@@ -211,6 +211,10 @@ describe.each(devices())('gate on $name', ({ device, dtype }) => {
     expect(() => gateColumns(tape, fused, 3, tape.zeros([4]), SOFTMAX)).toThrow('3 columns per head, not 4');
     expect(() => gate(tape, tape.zeros([6]), SOFTMAX)).toThrow('gate: logits must have shape [*, *], not [6]');
     expect(() => gate(tape, tape.zeros([2, 3]), { kind: 'softmax', temperature: 0 })).toThrow('above 0, not 0');
+    const misspelt = { kind: 'relu' as 'softmax', temperature: 1 };
+    expect(() => gate(tape, tape.zeros([2, 3]), misspelt)).toThrow(
+      "the gate's kind must be softmax or sigmoid, not relu",
+    );
     expect(() => gate(tape, tape.zeros([2, 3]), { ...SOFTMAX, force: 'cmp', uniform: true })).toThrow('not both');
     tape.end();
   });

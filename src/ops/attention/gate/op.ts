@@ -37,12 +37,18 @@ export interface GateOptions {
   readonly stopGradient?: boolean;
 }
 
+function expectOptions(kind: string, temperature: number): void {
+  if (kind !== 'softmax' && kind !== 'sigmoid')
+    throw new UsageError(`the gate's kind must be softmax or sigmoid, not ${kind}`);
+  if (!(temperature > 0)) throw new UsageError(`the gate's temperature must be above 0, not ${temperature}`);
+}
+
 /** `logits` [T, 3*H], head by head (cmp, sel, win) -> gates f32 [T, H, 3]. */
 export function gate(tape: Tape, logits: Tensor, options: GateOptions): Tensor {
   const { kind, temperature, force, uniform = false, stopGradient = false } = options;
   const [tokens, width] = expectFloats('gate: logits', logits, [-1, -1]);
   if (width % 3 !== 0) throw new UsageError(`gate: logits must have 3 columns per head, not ${width} in all`);
-  if (!(temperature > 0)) throw new UsageError(`the gate's temperature must be above 0, not ${temperature}`);
+  expectOptions(kind, temperature);
   if (force && uniform) throw new UsageError(`a gate can be forced to ${force} or to uniform, not both`);
   const rows = (tokens * width) / 3;
   const isSoftmax = Number(kind === 'softmax');
@@ -83,7 +89,7 @@ export function gateColumns(
   const [tokens, width] = expectFloats('gateColumns: fused', fused, [-1, -1]);
   const [logits] = expectShape('gateColumns: bias', bias, [-1]);
   if (logits % 3 !== 0) throw new UsageError(`gate: logits must have 3 columns per head, not ${logits} in all`);
-  if (!(temperature > 0)) throw new UsageError(`the gate's temperature must be above 0, not ${temperature}`);
+  expectOptions(kind, temperature);
   if (column + logits > width)
     throw new UsageError(`gateColumns: ${logits} columns from ${column} on are not in a matrix of ${width}`);
   const heads = logits / 3;

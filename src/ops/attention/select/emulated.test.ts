@@ -1,7 +1,7 @@
 /** The branch kernel of CUDA and the paged one on the thread emulator: forced blocks other than the default. */
 import { describe, expect, it } from 'vitest';
 import { Tape } from '../../../tensor/tape.js';
-import { AWKWARD, randomInputs, starts, upload } from '../../../testing/attention.js';
+import { AWKWARD, addressTable, randomInputs, starts, upload } from '../../../testing/attention.js';
 import { EmulatedCuda } from '../../../testing/emulated-cuda.js';
 import { differentSelections } from '../../../testing/selection.js';
 import { Sequences } from '../../common/sequences.js';
@@ -17,7 +17,7 @@ describe.each(AWKWARD.filter(({ name }) => /^forced|^no multiple/.test(name)))('
   const { q, kCmp, vCmp } = randomInputs(example, 1);
   const tape = new Tape(cuda, { record: false });
   const tokens = new Sequences(cuda, lengths);
-  const blocks = tokens.compressed(sparse.l, sparse.d);
+  const blocks = tokens.compressed(sparse);
   const place = [starts(lengths), starts(blocks.lengths), heads, sparse] as const;
   const reference = [q.values, kCmp.values, ...place] as const;
   const [tq, k, v] = [q, kCmp, vCmp].map((input) => tape.own(upload(cuda, input)));
@@ -29,23 +29,19 @@ describe.each(AWKWARD.filter(({ name }) => /^forced|^no multiple/.test(name)))('
   it('is selected by the branch kernel', () => {
     const { lse } = compressedForward(q.values, kCmp.values, vCmp.values, ...place);
     const inputs = { q: tq, k, lse: tape.from(lse, [tokens.total, heads.heads]) };
-    expectSelection(selectBlocks(tape, inputs, tokens, blocks, sparse).read());
+    expectSelection(selectBlocks(tape, inputs, tokens, sparse).read());
   });
 
   it('is selected over pages', () => {
     const { block, lanes } = pageSizes(cuda);
     const numbers = pageNumbers(heads, block, lanes);
-    const table = (values: BigUint64Array) => {
-      const tensor = tape.empty([values.length], 'f64');
-      tensor.writeBytes(new Uint8Array(values.buffer));
-      return tensor;
-    };
     const tables = blocks.lengths.map((count) => {
       const pages = Math.ceil(count / block);
       const memory = tape.zeros([pages, numbers]);
-      return table(BigUint64Array.from({ length: pages }, (_, i) => memory.rows(i, i + 1).pointer)).pointer;
+      const addresses = Array.from({ length: pages }, (_, i) => memory.rows(i, i + 1).pointer);
+      return addressTable(tape, addresses).pointer;
     });
-    const pages: Pages = { tables: table(BigUint64Array.from(tables)), place: 0, size: block };
+    const pages: Pages = { tables: addressTable(tape, tables), place: 0, size: block };
     const none = tape.from(
       lengths.map(() => 0),
       [lengths.length],

@@ -13,13 +13,11 @@ describe.each(devices())('select on $name', ({ device, dtype }) => {
   const select = (example: AttentionCase, q: Input, kCmp: Input, vCmp: Input): Int32Array => {
     const tape = new Tape(device(), { record: false });
     const sequences = new Sequences(device(), example.lengths);
-    const blocks = sequences.compressed(example.sparse.l, example.sparse.d);
     const [tq, tk, tv] = [q, kCmp, vCmp].map((input) => tape.own(upload(device(), input)));
-    const { lse } = compressedAttention(tape, { q: tq, k: tk, v: tv }, sequences, blocks, example.sparse);
-    const selected = selectBlocks(tape, { q: tq, k: tk, lse }, sequences, blocks, example.sparse).read() as Int32Array;
+    const { lse } = compressedAttention(tape, { q: tq, k: tk, v: tv }, sequences, example.sparse);
+    const selected = selectBlocks(tape, { q: tq, k: tk, lse }, sequences, example.sparse).read() as Int32Array;
     tape.end();
     sequences.free();
-    blocks.free();
     return selected;
   };
 
@@ -101,9 +99,12 @@ describe.each(devices())('select on $name', ({ device, dtype }) => {
   it('refuses sizes by name', () => {
     const tape = new Tape(device());
     const sequences = new Sequences(device(), [64]);
-    const blocks = sequences.compressed(8, 3);
-    const inputs = { q: tape.zeros([64, 2, 8]), k: tape.zeros([blocks.total, 1, 8]), lse: tape.zeros([64, 2]) };
-    expect(() => selectBlocks(tape, inputs, sequences, blocks, { l: 8, d: 3, lSel: 16, nSel: 4, w: 8 })).toThrow(
+    const inputs = {
+      q: tape.zeros([64, 2, 8]),
+      k: tape.zeros([sequences.compressed({ l: 8, d: 3 }).total, 1, 8]),
+      lse: tape.zeros([64, 2]),
+    };
+    expect(() => selectBlocks(tape, inputs, sequences, { l: 8, d: 3, lSel: 16, nSel: 4, w: 8 })).toThrow(
       'd must divide l',
     );
     tape.end();

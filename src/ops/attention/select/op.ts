@@ -7,7 +7,7 @@ import { defineKernels } from '../../../device/device.js';
 import { UsageError } from '../../../errors.js';
 import type { Tape } from '../../../tensor/tape.js';
 import type { Tensor } from '../../../tensor/tensor.js';
-import { expectCompressed, type Sequences } from '../../common/sequences.js';
+import type { Sequences } from '../../common/sequences.js';
 import { expectFloats, expectShape } from '../../common/shapes.js';
 import { forcedBlocks, type SparseShape, validateShapes } from '../shape.js';
 import { launchers } from './cuda.js';
@@ -15,7 +15,7 @@ import { launchers } from './cuda.js';
 /** Types of `selectionArguments`. */
 export const SELECTION_SIGNATURE = ['i64', 'i64', 'i64', 'i64', 'i64', 'i64', 'i64', 'i64'] as const;
 
-/** What kernels that select blocks are told: the fields of `Sparse` in selection.h, in its order. */
+/** The argument of kernels that select blocks: the fields of `Sparse` in selection.h, in its order. */
 export function selectionArguments(sparse: SparseShape) {
   const { initBlocks, localBlocks } = forcedBlocks(sparse);
   const [isMax, isChunked] = [Number(sparse.scorePool === 'max'), Number(sparse.selection === 'chunked')];
@@ -36,7 +36,7 @@ const kernels = defineKernels(import.meta.url, signatures, { cuda: launchers });
  * Maximum size of the CPU kernel's table of weights: compressed blocks that overlap one selection block, l/d - 1 +
  * l_sel/d.
  */
-const MOST_WEIGHTS = 1024;
+const MAX_WEIGHTS = 1024;
 
 /** Inputs of `selectBlocks`. */
 export interface SelectInputs {
@@ -49,35 +49,29 @@ export interface SelectInputs {
 }
 
 /** Returns i32 [T, G, n_sel], ascending, -1 where fewer blocks exist. */
-export function selectBlocks(
-  tape: Tape,
-  inputs: SelectInputs,
-  sequences: Sequences,
-  blocks: Sequences,
-  sparse: SparseShape,
-): Tensor {
+export function selectBlocks(tape: Tape, inputs: SelectInputs, tokens: Sequences, sparse: SparseShape): Tensor {
   const { q, k, lse } = inputs;
-  const [, heads, dk] = expectFloats('select: q', q, [sequences.total, -1, -1]);
+  const blocks = tokens.compressed(sparse);
+  const [, heads, dk] = expectFloats('select: q', q, [tokens.total, -1, -1]);
   const [, groups] = expectShape('select: k', k, [blocks.total, -1, dk], q.dtype);
-  expectShape('select: lse', lse, [sequences.total, heads]);
+  expectShape('select: lse', lse, [tokens.total, heads]);
   validateShapes({ heads, groups, dk, dv: dk }, sparse);
-  expectCompressed('select', sequences, blocks, sparse);
   const { l, d, lSel, nSel } = sparse;
-  if (l / d + lSel / d > MOST_WEIGHTS)
+  if (l / d + lSel / d > MAX_WEIGHTS)
     throw new UsageError(
-      `d must be at least (l + l_sel)/${MOST_WEIGHTS}: ${d} is too small for l = ${l}, l_sel = ${lSel}`,
+      `d must be at least (l + l_sel)/${MAX_WEIGHTS}: ${d} is too small for l = ${l}, l_sel = ${lSel}`,
     );
-  const selected = tape.empty([sequences.total, groups, nSel], 'i32');
+  const selected = tape.empty([tokens.total, groups, nSel], 'i32');
   tape.device
     .kernels(kernels)
     .select_forward(
       q,
       k,
       lse,
-      sequences.offsets,
+      tokens.offsets,
       blocks.offsets,
       selected,
-      sequences.count,
+      tokens.count,
       heads,
       groups,
       dk,

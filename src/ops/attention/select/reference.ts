@@ -23,7 +23,7 @@ export function importance(
     const position = token - starts[sequence[token]];
     const total = new Float64Array(Math.floor(position / sparse.lSel) + 1);
     const keys = visible(token, group);
-    /** Of every compressed block, over the heads of the group. */
+    /** Weight of every compressed block, over the heads of the group. */
     const weight = new Float64Array(keys.length);
     for (let i = 0; i < perGroup; i++) {
       const row = token * shape.heads + group * perGroup + i;

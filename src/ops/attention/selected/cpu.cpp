@@ -56,12 +56,63 @@ struct Members {
   }
 };
 
-// What token t sees of the block at k0: nothing of one that starts after it.
+// Keys of the block at k0 that token t sees: none if the block starts after the token.
 Range seen(int64_t t, int64_t k0, int64_t valid) {
   return {0, static_cast<int32_t>(std::max<int64_t>(std::min(t + 1 - k0, valid), 0))};
 }
 
-void forward(const Inputs& in, const Selection& selection, int64_t size, float* out, float* lse) {
+// The share of each selected block in the attention of a token, summed over the heads of the group.
+struct Masses {
+  float* out;  // [tokens][groups][count], or null
+  int64_t heads, width, count;
+  float *sums, *tops, *block_sum, *block_top;  // [rows][width], [rows][width], [rows], [rows]
+  int32_t* next;                               // [tokens], the slot of the token's next block: blocks come ascending
+
+  Masses(float* out, int64_t heads, int64_t tokens, int64_t count) : out(out), heads(heads), count(count) {
+    if (!out) return;
+    const int64_t rows = tokens * heads;
+    width = pad(count);
+    sums = scratch<float>(kExtra, rows * (2 * width + 2) + tokens);
+    tops = sums + rows * width;
+    block_sum = tops + rows * width;
+    block_top = block_sum + rows;
+    next = reinterpret_cast<int32_t*>(block_top + rows);
+    std::memset(sums, 0, sizeof(float) * 2 * rows * width);
+    std::memset(next, 0, sizeof(int32_t) * tokens);
+  }
+  Buffers with(Buffers buffers) const {
+    if (out) buffers.block_sum = block_sum, buffers.block_top = block_top;
+    return buffers;
+  }
+  // Before the block of these tokens is attended to.
+  void begin(const int32_t* tokens, int64_t count_of) const {
+    if (!out) return;
+    for (int64_t i = 0; i < count_of; ++i)
+      std::fill(block_sum + tokens[i] * heads, block_sum + (tokens[i] + 1) * heads, 0.0f);
+  }
+  void end(const int32_t* tokens, int64_t count_of) const {
+    if (!out) return;
+    for (int64_t i = 0; i < count_of; ++i) {
+      const int32_t slot = next[tokens[i]]++;
+      for (int64_t row = tokens[i] * heads; row < (tokens[i] + 1) * heads; ++row)
+        sums[row * width + slot] = block_sum[row], tops[row * width + slot] = block_top[row];
+    }
+  }
+  // For one token, whose logarithms of the softmax sums are known.
+  void finish(int64_t token, const float* lse, float* to) const {
+    for (int64_t c = 0; c < width; c += kLanes) {
+      vec total = {};
+      for (int64_t r = 0; r < heads; ++r) {
+        if (lse[r] == kNone) continue;
+        const int64_t at = (token * heads + r) * width + c;
+        total = multiply_add(load(sums + at), exp2(load(tops + at) - splat(lse[r] * kLog2E)), total);
+      }
+      store_part(to + c, total, static_cast<int>(std::min<int64_t>(kLanes, count - c)));
+    }
+  }
+};
+
+void forward(const Inputs& in, const Selection& selection, int64_t size, float* out, float* lse, float* mass) {
   const Shape& shape = in.shape;
   const int64_t h = shape.per_group(), dk_width = pad(shape.dk), dv_width = pad(shape.dv);
   const int64_t block_size = selection.size, width = pad(block_size);
@@ -84,7 +135,9 @@ void forward(const Inputs& in, const Selection& selection, int64_t size, float* 
     float* row_state = scratch<float>(kRows, rows * (2 + kLanes));
     int32_t* map = reinterpret_cast<int32_t*>(row_state + rows * (1 + kLanes));
     Softmax state = {row_state, row_state + rows, scratch<float>(kAccumulator, rows * dv_width)};
-    const Buffers buffers = {scratch<float>(kScores, rows * width), scratch<float>(kProducts, rows * dv_width)};
+    const Masses masses(mass, h, t1 - t0, selection.count);
+    const Buffers buffers =
+        masses.with({scratch<float>(kScores, rows * width), scratch<float>(kProducts, rows * dv_width)});
     reset(state, rows, dv_width);
     Members members;
     members.collect(selection, shape.groups, g, token0 + t0, t1 - t0, (t1 - 1) / block_size + 1);
@@ -95,6 +148,7 @@ void forward(const Inputs& in, const Selection& selection, int64_t size, float* 
       const float* block_values = values + packed * block_size * dv_width;
       const int32_t* member = members.members + members.start[b];
       const int64_t count = members.start[b + 1] - members.start[b];
+      masses.begin(member, count);
       // Only the block a token stands in reaches past it.
       const bool whole = k0 + valid <= t0 + 1;
       if (whole || finite[packed]) {
@@ -109,22 +163,24 @@ void forward(const Inputs& in, const Selection& selection, int64_t size, float* 
           }
         }
         const int64_t high = seen(t0 + member[count - 1], k0, valid).high;
-        if (high == 0) continue;
-        forward_block(shape, count * h, gather ? gathered : query, block_keys, width, block_values, 0, high, ranges,
-                      gather ? map : nullptr, state, buffers);
-        continue;
+        if (high > 0)
+          forward_block(shape, count * h, gather ? gathered : query, block_keys, width, block_values, 0, high, ranges,
+                        gather ? map : nullptr, state, buffers);
+      } else {
+        for (int64_t i = 0; i < count; ++i) {
+          const int64_t row = member[i] * h, high = seen(t0 + member[i], k0, valid).high;
+          if (high == 0) continue;
+          Softmax part = state.from(row, dv_width);
+          forward_block(shape, h, query + row * dk_width, block_keys, width, block_values, 0, high, nullptr, nullptr,
+                        part, buffers.from(row));
+        }
       }
-      for (int64_t i = 0; i < count; ++i) {
-        const int64_t row = member[i] * h, high = seen(t0 + member[i], k0, valid).high;
-        if (high == 0) continue;
-        Softmax part = state.from(row, dv_width);
-        forward_block(shape, h, query + row * dk_width, block_keys, width, block_values, 0, high, nullptr, nullptr,
-                      part, buffers);
-      }
+      masses.end(member, count);
     }
     for (int64_t t = t0; t < t1; ++t) {
       const int64_t at = (token0 + t) * shape.heads + g * h;
       finish_rows(shape, state, (t - t0) * h, h, out + at * shape.dv, lse + at);
+      if (mass) masses.finish(t - t0, lse + at, mass + ((token0 + t) * shape.groups + g) * selection.count);
     }
   });
 }
@@ -165,8 +221,8 @@ Inverted invert(const Inputs& in, const Selection& selection, const int64_t* fir
 extern "C" {
 
 void selected_forward(const AttentionArguments* given, const int32_t* selected, int64_t block, int64_t count,
-                      int64_t tile) {
-  forward(Inputs::of(*given), {selected, count, block}, tile, given->out, given->lse);
+                      int64_t tile, float* mass) {
+  forward(Inputs::of(*given), {selected, count, block}, tile, given->out, given->lse, mass);
 }
 
 void selected_backward(const AttentionArguments* given, const int32_t* selected, int64_t block_size, int64_t count) {
@@ -174,7 +230,7 @@ void selected_backward(const AttentionArguments* given, const int32_t* selected,
   const Gradients g = Gradients::of(*given);
   const Selection selection = {selected, count, block_size};
   const Shape& shape = in.shape;
-  const int64_t h = shape.per_group(), dk_width = pad(shape.dk), dv_width = pad(shape.dv);
+  const int64_t h = shape.per_group(), dk_width = pad(shape.dk);
   clear_gradients(in, g);
   const float* delta = row_deltas(g.out, g.d_out, in.tokens() * shape.heads, shape.dv);
   const Packed packed = pack_for_backward(in, block_size);
@@ -214,7 +270,7 @@ void selected_backward(const AttentionArguments* given, const int32_t* selected,
           for (int64_t i = 0; i < n; ++i) {
             const int64_t high = seen(from[i], k0, valid).high;
             if (high == 0) continue;
-            backward_block(shape, h, rows.from(i * h, dk_width, dv_width), block, 0, high, nullptr);
+            backward_block(shape, h, rows.from(shape, i * h), block, 0, high, nullptr);
             add(0, i);
           }
         }

@@ -1,7 +1,7 @@
 import { describe, expect, it } from 'vitest';
 import { Tape } from '../../../tensor/tape.js';
 import { type AttentionCase, AWKWARD, randomInputs, starts, upload } from '../../../testing/attention.js';
-import { devices, tolerance } from '../../../testing/devices.js';
+import { cpu, devices, tolerance } from '../../../testing/devices.js';
 import { relativeError } from '../../../testing/numbers.js';
 import { compressedCount, Sequences } from '../../common/sequences.js';
 import { denseForward } from '../dense/reference.js';
@@ -25,7 +25,7 @@ describe.each(devices())('selected attention on $name', ({ device, dtype }) => {
     const { groups } = example.heads;
     const { lSel, nSel } = example.sparse;
     const selected = tape.from(selection, [sequences.total, groups, nSel], 'i32');
-    const out = selectedAttention(tape, { q: tq, k: tk, v: tv }, selected, sequences, lSel, { kernel });
+    const { out } = selectedAttention(tape, { q: tq, k: tk, v: tv }, selected, sequences, lSel, { kernel });
     const values = out.read();
     tape.backward(out, dOut.values);
     const gradients = [tq, tk, tv].map((tensor) => tape.gradient(tensor)!.read());
@@ -72,7 +72,7 @@ describe.each(devices())('selected attention on $name', ({ device, dtype }) => {
         [20, 1, 3],
         'i32',
       );
-      const out = selectedAttention(tape, { q: tape.watch(x), k: x, v: x }, selected, sequences, 16, { kernel });
+      const { out } = selectedAttention(tape, { q: tape.watch(x), k: x, v: x }, selected, sequences, 16, { kernel });
       expect(Array.from(out.read())).toEqual(new Array(80).fill(1));
       tape.backward(out, new Float32Array(80).fill(1));
       expect(tape.gradient(x)!.read().every(Number.isFinite)).toBe(true);
@@ -86,4 +86,31 @@ describe.each(devices())('selected attention on $name', ({ device, dtype }) => {
     expect(chooseSelectionKernel(10, { sharedFrom: 10 })).toBe('v2');
     expect(chooseSelectionKernel(10_000, { kernel: 'v1' })).toBe('v1');
   });
+});
+
+it('refuses, on the CPU, rows that are not ascending and distinct, by row and rule', () => {
+  using tape = new Tape(cpu());
+  using sequences = new Sequences(cpu(), [2]);
+  const x = tape.from(new Float32Array(8).fill(1), [2, 1, 4]);
+  const attend = (row: number[], kernel: SelectionKernel) =>
+    selectedAttention(tape, { q: x, k: x, v: x }, tape.from([0, 1, -1, ...row], [2, 1, 3], 'i32'), sequences, 16, {
+      kernel,
+    });
+  for (const kernel of SELECTION_KERNELS) {
+    for (const row of [
+      [0, 0, -1],
+      [0, 2, 1],
+      [-1, 0, 1],
+      [0, -2, -1],
+    ])
+      expect(() => attend(row, kernel)).toThrow(
+        `selected attention: row [1, 0] of selected is [${row.join(', ')}]: the blocks of a row must be ascending and ` +
+          'distinct, with -1 in the slots after them',
+      );
+    for (const row of [
+      [-1, -1, -1],
+      [0, 1, 2],
+    ])
+      expect(attend(row, kernel).out.shape).toEqual([2, 1, 4]);
+  }
 });

@@ -5,17 +5,18 @@
  * `adaptive` takes v2 from a length on; `reference` is the float64 loop, for debugging.
  */
 import { defineKernels } from '../../../device/device.js';
+import { UsageError } from '../../../errors.js';
 import type { Tape } from '../../../tensor/tape.js';
 import type { Tensor } from '../../../tensor/tensor.js';
 import type { Sequences } from '../../common/sequences.js';
 import { expectShape } from '../../common/shapes.js';
-import { type AttentionInputs, attendBranch, headShape, recordAttention } from '../branch.js';
+import { type AttentionInputs, type AttentionOutput, attendBranch, headShape, recordAttention } from '../branch.js';
 import type { HeadShape, SparseShape } from '../shape.js';
 import { launchers } from './cuda.js';
-import { selectedBackward, selectedForward } from './reference.js';
+import { blockMasses, selectedBackward, selectedForward } from './reference.js';
 
 export const signatures = {
-  selected_forward: ['struct', 'ptr', 'i64', 'i64', 'i64'],
+  selected_forward: ['struct', 'ptr', 'i64', 'i64', 'i64', 'ptr'],
   selected_backward: ['struct', 'ptr', 'i64', 'i64'],
 } as const;
 
@@ -30,6 +31,8 @@ export interface SelectedOptions {
   readonly kernel?: SelectionKernel;
   /** `adaptive` takes v2 for batches whose longest sequence has at least this many tokens. */
   readonly sharedFrom?: number;
+  /** f32 [T, G, n_sel], filled with the share of each block in a token's attention, summed over the heads of the group. */
+  readonly mass?: Tensor;
 }
 
 const DEFAULT_SHARED_FROM = 1024;
@@ -46,7 +49,11 @@ export function chooseSelectionKernel(
   return longest >= sharedFrom ? 'v2' : 'v1';
 }
 
-/** `q` [T, H, dk], `k` [T, G, dk], `v` [T, G, dv], `selected` i32 [T, G, n_sel] → [T, H, dv]. */
+/**
+ * `q` [T, H, dk], `k` [T, G, dk], `v` [T, G, dv], `selected` i32 [T, G, n_sel] → `out` [T, H, dv]. A row of `selected` holds
+ * block numbers within the sequence, ascending and distinct, then -1 in the slots that are left. The CPU refuses other rows;
+ * a GPU does not read them back, and their result is undefined.
+ */
 export function selectedAttention(
   tape: Tape,
   inputs: AttentionInputs,
@@ -54,23 +61,54 @@ export function selectedAttention(
   sequences: Sequences,
   lSel: number,
   options: SelectedOptions = {},
-): Tensor {
+): AttentionOutput {
+  if (tape.device.kind === 'cpu') expectDistinct(selected);
+  return attendSelected(tape, inputs, selected, sequences, lSel, options);
+}
+
+/** Kernels give each block of a row its own slot: one named twice would leave memory unwritten. */
+function expectDistinct(selected: Tensor): void {
+  const [, groups, nSel] = expectShape('selected attention: selected', selected, [-1, -1, -1], 'i32');
+  const blocks = selected.read();
+  for (let i = 0; i < blocks.length; i++) {
+    const isFirst = i % nSel === 0;
+    const isPadded = !isFirst && blocks[i - 1] === -1;
+    if (blocks[i] === -1 || (!isPadded && blocks[i] > (isFirst ? -1 : blocks[i - 1]))) continue;
+    const row = Math.floor(i / nSel);
+    const values = blocks.subarray(row * nSel, (row + 1) * nSel).join(', ');
+    throw new UsageError(
+      `selected attention: row [${Math.floor(row / groups)}, ${row % groups}] of selected is [${values}]: the blocks of a row ` +
+        'must be ascending and distinct, with -1 in the slots after them',
+    );
+  }
+}
+
+/** `selectedAttention` for blocks that `selectBlocks` chose, whose rows need no check. */
+export function attendSelected(
+  tape: Tape,
+  inputs: AttentionInputs,
+  selected: Tensor,
+  sequences: Sequences,
+  lSel: number,
+  options: SelectedOptions = {},
+): AttentionOutput {
+  const { mass = null } = options;
   const shape = headShape('selected attention', inputs, sequences, sequences);
   const { heads, groups } = shape;
   const [, , nSel] = expectShape('selected attention: selected', selected, [sequences.total, groups, -1], 'i32');
+  if (mass) expectShape('selected attention: mass', mass, [sequences.total, groups, nSel]);
   const choice = chooseSelectionKernel(sequences.longest, options);
-  if (choice === 'reference') return reference(tape, inputs, selected, sequences, shape, { lSel, nSel });
+  if (choice === 'reference') return reference(tape, inputs, selected, sequences, shape, { lSel, nSel }, mass);
   const kernel = tape.device.kernels(kernels);
   const tile = choice === 'v1' ? 1 : Math.max(1, Math.floor((SHARED_ROWS * groups) / heads));
-  const { out } = attendBranch(tape, inputs, {
+  return attendBranch(tape, inputs, {
     name: 'selected attention',
     tokens: sequences,
     keys: sequences,
     saved: [selected],
-    forward: (given) => kernel.selected_forward(given, selected, lSel, nSel, tile),
+    forward: (given) => kernel.selected_forward(given, selected, lSel, nSel, tile, mass),
     backward: (given) => kernel.selected_backward(given, selected, lSel, nSel),
   });
-  return out;
 }
 
 function reference(
@@ -80,10 +118,12 @@ function reference(
   sequences: Sequences,
   shape: HeadShape,
   selection: Pick<SparseShape, 'lSel' | 'nSel'>,
-): Tensor {
+  mass: Tensor | null,
+): AttentionOutput {
   const values = [inputs.q, inputs.k, inputs.v].map((tensor) => Float64Array.from(tensor.read())) as Values;
   const blocks = selected.read();
   const { out: result, lse: logSums } = selectedForward(...values, blocks, sequences.starts, shape, selection);
+  mass?.write(blockMasses(values[0], values[1], blocks, sequences.starts, shape, selection));
   const out = tape.from(result, [sequences.total, shape.heads, shape.dv], inputs.q.dtype);
   const lse = tape.from(logSums, [sequences.total, shape.heads]);
   recordAttention(tape, inputs, { out, lse }, [], (dOut, { dq, dk, dv, flags }) => {
@@ -101,7 +141,7 @@ function reference(
       into.write(held ? computed.map((value, j) => value + held[j]) : computed);
     });
   });
-  return out;
+  return { out, lse };
 }
 
 type Values = [Float64Array, Float64Array, Float64Array];

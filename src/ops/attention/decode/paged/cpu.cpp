@@ -102,7 +102,7 @@ template <class Visible> void banded(const float* q, const Pages& pages, const T
     const int64_t low = visible.low(position), high = visible.high(position);
     for (int64_t j = low / kKeyBlock; j * kKeyBlock < high; ++j) {
       const int64_t k0 = j * kKeyBlock, first = std::max<int64_t>(low - k0, 0), end = std::min(high - k0, kKeyBlock);
-      // Where the branches share keys the pages are selection blocks.
+      // If the branches share keys, the pages are selection blocks.
       if (pages.size == kKeyBlock) rows.see(pages, s, g, j, first, end);
       else rows.see_copied(pages, s, g, k0, first, end);
     }
@@ -118,8 +118,7 @@ template <class Visible> void banded(const float* q, const Pages& pages, const T
 
 extern "C" {
 
-// What the layout of a page depends on, and differs from machine to machine: the keys of a block, the lanes of a
-// vector.
+// Sizes that the layout of a page depends on and that differ between machines: keys of a block, lanes of a vector.
 void paged_sizes(int32_t* sizes) {
   sizes[0] = static_cast<int32_t>(kKeyBlock);
   sizes[1] = kLanes;

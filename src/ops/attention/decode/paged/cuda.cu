@@ -35,7 +35,7 @@ struct Heads {
   __device__ T* values(T* page, i64 size, int g) const { return page + groups * size * dk + g * size * dv; }
 };
 
-// Where one (token, group) stands.
+// Position of one (token, group).
 struct Place {
   i64 t, position;
   int g, s;

@@ -2,7 +2,14 @@ import { describe, expect, it } from 'vitest';
 import type { Device } from '../../../../device/device.js';
 import { Tape } from '../../../../tensor/tape.js';
 import type { Tensor } from '../../../../tensor/tensor.js';
-import { type AttentionCase, AWKWARD, randomInputs, starts, upload } from '../../../../testing/attention.js';
+import {
+  type AttentionCase,
+  AWKWARD,
+  addressTable,
+  randomInputs,
+  starts,
+  upload,
+} from '../../../../testing/attention.js';
 import { devices, type Precision, tolerance } from '../../../../testing/devices.js';
 import { relativeError } from '../../../../testing/numbers.js';
 import { differentSelections } from '../../../../testing/selection.js';
@@ -43,18 +50,12 @@ function emptyPages(
   const addresses = lengths.map((length) => {
     const count = Math.ceil(length / size);
     const memory = tape.zeros([Math.max(1, count), 2 * numbers], dtype);
-    const pages = BigUint64Array.from({ length: count }, (_, i) =>
+    const pages = Array.from({ length: count }, (_, i) =>
       i < missing ? 0n : memory.rows(count - 1 - i, count - i).pointer,
     );
-    return bytesTensor(tape, pages).pointer;
+    return addressTable(tape, pages).pointer;
   });
-  return { tables: bytesTensor(tape, BigUint64Array.from(addresses)), place: numbers, size };
-}
-
-function bytesTensor(tape: Tape, values: BigUint64Array): Tensor {
-  const tensor = tape.empty([values.length], 'f64');
-  tensor.writeBytes(new Uint8Array(values.buffer));
-  return tensor;
+  return { tables: addressTable(tape, addresses), place: numbers, size };
 }
 
 /** Sequences of `counts` tokens that begin at `first`. */
@@ -70,7 +71,7 @@ function prepared(example: AttentionCase, device: () => Device, dtype: Precision
     ...[inputs.q, inputs.kCmp, inputs.vCmp, inputs.kSel, inputs.vSel, inputs.kWin, inputs.vWin, inputs.gates],
   ].map((input) => tape.own(upload(device(), input)));
   const tokens = new Sequences(device(), lengths);
-  const blocks = tokens.compressed(sparse.l, sparse.d);
+  const blocks = tokens.compressed(sparse);
   const { block, lanes } = pageSizes(device());
   const none = lengths.map(() => 0);
   const filled = (size: number, k: Tensor, v: Tensor, counts: readonly number[]) => {
@@ -99,9 +100,8 @@ describe.each(devices())('attention over pages on $name', ({ device, dtype }) =>
       const { heads, sparse, lengths } = example;
       const { tape, q, tokens, blocks, pages, values, ...all } = prepared(example, device, dtype);
       const { kCmp, vCmp, kSel, vSel, kWin, vWin, gates } = all;
-      const layout = { tokens, blocks };
       const sparseInputs = { q, kCmp, vCmp, kSel, vSel, kWin, vWin, gates };
-      const whole = nativeSparseAttention(tape, sparseInputs, layout, sparse, { fusedFrom: Number.POSITIVE_INFINITY });
+      const whole = nativeSparseAttention(tape, sparseInputs, tokens, sparse, { fusedFrom: Number.POSITIVE_INFINITY });
       const dense = denseAttention(tape, { q, k: kWin, v: vWin }, tokens, { fusedFrom: Number.POSITIVE_INFINITY });
       let chosenBlocks: Tensor | null = null;
       const expected = windowForward(
@@ -149,7 +149,7 @@ describe.each(devices())('attention over pages on $name', ({ device, dtype }) =>
         const oSel =
           device().kind === 'cpu'
             ? whole.oSel
-            : selectedAttention(tape, { q, k: kSel, v: vSel }, chosenBlocks, tokens, sparse.lSel);
+            : selectedAttention(tape, { q, k: kSel, v: vSel }, chosenBlocks, tokens, sparse.lSel).out;
         expectSame(sel.out, chosen(oSel));
         const win = pagedWindow(tape, query, pages.win, fresh, heads, sparse.w, reads);
         expectSame(win.out, chosen(whole.oWin));
@@ -189,7 +189,6 @@ describe.each(devices())('attention over pages on $name', ({ device, dtype }) =>
       tape,
       { q, k: tape.zeros([0, heads.groups, heads.dk], dtype), v: tape.zeros([0, heads.groups, heads.dv], dtype) },
       new Sequences(device(), [7]),
-      new Sequences(device(), [0]),
       sparse,
     );
     expect(out.read()).toEqual(whole.out.read());

@@ -33,8 +33,8 @@ const cpuSizes = defineKernels(import.meta.url, { paged_sizes: ['ptr'] });
 
 /** One layer's part of the pages of one kind. */
 export interface Pages {
-  /** 64-bit addresses [sequences] of the sequences' tables of pages. */
-  readonly tables: Tensor;
+  /** [sequences]: the sequences' tables of pages. */
+  readonly tables: Tensor<'address'>;
   /** Where the layer begins in a page, in numbers. */
   readonly place: number;
   /** Keys of a page. */

@@ -8,7 +8,7 @@
 #define CMP_ROPE 2
 #endif
 
-// Where the heads leave what they saw: maxima [HPG], sums [HPG], results [HPG][DV].
+// Partial softmax of the heads: maxima [HPG], sums [HPG], results [HPG][DV].
 struct Partial {
   float *tops, *sums, *results;
 };
@@ -51,7 +51,7 @@ template <int SIZE> __device__ __forceinline__ void append(bf16* page, int g, in
   for (int c = thread; c < DV; c += threads) columns[c * SIZE] = values[c];
 }
 
-// What the heads leave that see one key alone; ROW numbers from one head's result to the next.
+// Partial softmax of heads that see one key alone. ROW: stride between the results of two heads.
 template <int ROW = DV>
 __device__ __forceinline__ void see_one(const bf16* q, const float* key, const float* value, const Partial& to) {
   const int lane = threadIdx.x % 32;
@@ -64,7 +64,7 @@ __device__ __forceinline__ void see_one(const bf16* q, const float* key, const f
   }
 }
 
-// Of a group, in shared memory: keys and values of the token in the compressed, the selected and the window branch.
+// Keys and values of the token for one group in shared memory: compressed, selected and window branch.
 constexpr int TOKEN = 3 * (DK + DV);
 
 // The part of a token that one thread copies from the row of the projection: on its way while the queries are rotated.
@@ -81,7 +81,7 @@ struct TokenPiece {
   }
 };
 
-// Whether the token at `position` completes a compressed block.
+// True if the token at `position` completes a compressed block.
 __device__ __forceinline__ bool completes_block(int position) {
   return position - count_compressed(position) * CMP_D == CMP_L - 1;
 }

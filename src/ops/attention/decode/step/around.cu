@@ -1,4 +1,4 @@
-// What stands around a product of cuBLASLt in a decode step of a large batch: the norm before it, the activation after.
+// Kernels around a product of cuBLASLt in a decode step of a large batch: the norm before it, the activation after it.
 #include "decode.cuh"
 
 constexpr int NORM_THREADS = 128, NORM_WARPS = NORM_THREADS / 32;

@@ -22,14 +22,14 @@
 #endif
 
 constexpr int THREADS = 256, WARPS = THREADS / 32;
-constexpr int AHEAD = DK + DV <= 128 ? 2 : 1;  // units of a warp on their way at once: as many as registers hold
+constexpr int AHEAD = DK + DV <= 128 ? 2 : 1;  // units of a warp in flight: as many as registers hold
 constexpr int SELECTION = 1, SELECTED = 2, WINDOWED = 4, COMPRESSED = 8;  // parts of the work, to be timed one by one
 constexpr int CMP = 0, SEL = 1, WIN = 2;
-// Whether the window is loaded and seen while the blocks of a cluster exchange candidates, and merged together with the
-// selected blocks, or before: a single block waits for no other.
+// True: the window is computed while the blocks of a cluster exchange candidates, and merged together with the selected
+// blocks. False: it is computed before them, because a single block waits for no other.
 constexpr bool WINDOW_MEANWHILE = CLUSTER > 1;
-// Of the result, that a block writes: whole eights, which belong to one head. The numbers of the next block are other
-// banks.
+// Elements of the result that a block writes: multiples of eight, so that eight belong to one head. Rows are padded so
+// that the next block's elements are in other banks.
 constexpr int NUMBERS = (HPG * DV + 8 * CLUSTER - 1) / (8 * CLUSTER) * 8;
 constexpr int NUMBERS_ROW = CLUSTER > 1 ? NUMBERS + 32 / CLUSTER : NUMBERS;
 constexpr int PLACES = ROOM > 0 ? ROOM : 1;
@@ -42,7 +42,7 @@ constexpr int OFFERED = (LISTED + 3) / 4 * 4;
 // shares.
 constexpr int COUNTED = SPREAD ? (WARPS * PLACES + 3) / 4 * 4 : 256;
 // Candidates of a warp up to which it ranks them itself.
-constexpr int MOST_OF_LANE = 4, MOST_OF_WARP = 32 * MOST_OF_LANE;
+constexpr int MAX_OF_LANE = 4, MAX_OF_WARP = 32 * MAX_OF_LANE;
 constexpr int SPLITS = CLUSTER * WARPS;  // shares of spread.cu: one for every warp
 // Selection blocks whose importance a warp computes at a time, and the compressed keys of these.
 constexpr int PASS = STRIDE <= 4 ? 32 : STRIDE <= 128 ? 128 / STRIDE : 1, PASS_KEYS = PASS * STRIDE;
@@ -55,12 +55,12 @@ static_assert(LEAD <= 32, "a lane for each compressed block that begins before a
 struct Shared {
   alignas(16) bf16 q[8 * HALVES * DK], token[TOKEN];
   Partials<WARPS> partials[WINDOW_MEANWHILE ? 2 : 1];  // one branch after the other; a window merged late in the second
-  // What the blocks of the cluster found: all maxima and sums, and the numbers of the result that are this block's.
+  // Partial results of the cluster's blocks: all maxima and sums, and this block's elements of the result.
   alignas(16) float block_results[3][CLUSTER][NUMBERS_ROW];
   Vector<2> block_stats[3][CLUSTER][HPG];  // maximum and sum
   int block_seen[3][CLUSTER];
   // This block's candidates, if few, and those that the cluster's blocks offer (`count_ahead`).
-  alignas(16) int order[WARPS_OFFER ? WARPS * MOST_OF_WARP : COUNTED], offered[OFFERED];
+  alignas(16) int order[WARPS_OFFER ? WARPS * MAX_OF_WARP : COUNTED], offered[OFFERED];
   int index[SPREAD ? COUNTED : 1], offered_index[OFFERED];
   alignas(16) int kept[WARPS_OFFER ? WARPS : 1][2 * KEPT];
   u64 exchanges[3];
@@ -87,7 +87,7 @@ struct Scores {
   __device__ __forceinline__ int end(int limit) const {
     return SCORES_SHARED && CLUSTER > 1 ? min(limit, (rank + 1) * range) : limit;
   }
-  // Of any rank.
+  // Score of a key that any rank computed.
   __device__ __forceinline__ float read(int r, int key) const {
     if (!SCORES_SHARED || CLUSTER == 1) return *at(r, key);
     return read_from(key / range, own + r * row + key % range);
@@ -311,7 +311,7 @@ __device__ __noinline__ void offer_ranked(Shared& s, int rank, float* importance
   }
 }
 
-// Whether more blocks exist than are selected, and the cluster ranks them.
+// True if more blocks exist than are selected, so that the cluster ranks them.
 __device__ __forceinline__ bool ranks_blocks(int position) { return ROOM > 0 && position / SEL_L + 1 > SEL_N; }
 
 // The best of this rank's selection blocks go to all blocks of the cluster, before they wait for each other. memory:
@@ -330,12 +330,12 @@ __device__ __forceinline__ void offer_candidates(Shared& s, float* memory, const
     // Whole fours of every warp, so that they are aligned.
     const int share = ((count + WARPS - 1) / WARPS + 3) / 4 * 4;
     const int own = warp * share, own_end = min(own + share, count), own_count = max(own_end - own, 0);
-    const bool fits = share <= MOST_OF_WARP;
+    const bool fits = share <= MAX_OF_WARP;
     compute_importance_of_warp(s, fits ? (float*)s.order : memory + 1, scores, Softmax(s), first, own, own_end);
     if (fits) {
       if (lane < 3 && own_count % 4 != 0 && own_count % 4 + lane < 4) s.order[own_end + lane] = -1;
       __syncwarp();
-      take_best<ROOM, MOST_OF_LANE>(s.order + own, own_count, s.kept[warp], [&](int place, int i, int bits) {
+      take_best<ROOM, MAX_OF_LANE>(s.order + own, own_count, s.kept[warp], [&](int place, int i, int bits) {
         offer(s, scores.rank * LISTS + warp, place, bits, first + own + i, 0);
         offer(s, scores.rank * LISTS + warp, place, bits, first + own + i, 1);
       });
@@ -471,7 +471,7 @@ step_attention(const bf16* projection, const float* logits, const float* bias, c
   float* const ranked = behind + room * HPG;
   const Scores scores = SCORES_SHARED ? Scores{behind, room, share * UNIT, rank}
                                       : Scores{memory + pair * HPG * capacity, capacity, share * UNIT, rank};
-  // ---- 1. Compressed keys of this rank: units of 32 keys on their way before the wait for the queries
+  // ---- 1. Compressed keys of this rank: units of 32 keys in flight before the wait for the queries
   Unit unit[AHEAD];
   const auto load_compressed = [&](Unit& to, int u) { to.load<PAGE>(cmp.page(u * UNIT / PAGE), g, u * UNIT % PAGE); };
 #pragma unroll
@@ -499,7 +499,7 @@ step_attention(const bf16* projection, const float* logits, const float* bias, c
   if (appends) piece.load(row, g);
   rotate_queries<THREADS>(s.q, row, rotation, g);
   if (appends) piece.store(s.token);
-  // Of the last warps, which have the fewest queries.
+  // By the last warps, which have the fewest queries.
   const Gate gates = {gate, temperature, {gate_cmp, gate_sel, gate_win}};
   if (threadIdx.x >= THREADS - 3 * HPG)
     load_gate(s.gates, (int)threadIdx.x - (THREADS - 3 * HPG), logits + (i64)b * 3 * HEADS, bias, g, gates);
@@ -532,7 +532,7 @@ step_attention(const bf16* projection, const float* logits, const float* bias, c
                                s.q, s.key, s.block);
   if (lane == 0 && seen > 0) atomicAdd(&s.seen[CMP], seen);
   let_next_start();  // not before: its weights would delay the queries and the compressed keys
-  // ---- 2. Window: on its way while the blocks of the cluster wait for each other, as far as no new token is in it
+  // ---- 2. Window: in flight while the blocks of the cluster wait for each other, as far as no new token is in it
   const auto load_window = [&] {
     if (loads_window) unit[0].load<PAGE>(window_page, g, window_unit * UNIT % PAGE);
   };

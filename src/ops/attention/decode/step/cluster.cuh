@@ -56,7 +56,7 @@ __device__ __forceinline__ void exchange_begin(u64* exchange, int arrivals, int 
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
 }
-// What this thread has written and seen, in shared memory and elsewhere, is visible to the block `rank` after its wait.
+// This thread's writes, to shared and global memory, are visible to the block `rank` after its wait.
 __device__ __forceinline__ void exchange_arrive(u64* exchange, int rank) {
   u32 at = (u32)__cvta_generic_to_shared(exchange), there;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));

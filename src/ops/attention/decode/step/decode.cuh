@@ -1,4 +1,4 @@
-// What the kernels of a decode step share: shapes as macros, the overlap of one kernel's start with the end of the one
+// Shared by the kernels of a decode step: shapes as macros, the overlap of one kernel's start with the end of the one
 // before, and attention of one token's heads over 32 keys of a page, by one warp.
 //
 // Pages: per group keys as rows [size][DK], then values as columns [DV][size] (decode/paged). Tensor cores multiply
@@ -16,7 +16,7 @@ constexpr int HALVES = HPG > 8 ? 2 : 1;  // rows g, and g + 8 for more than eigh
 
 static_assert(DK % 32 == 0 && DV % 8 == 0 && SEL_L % UNIT == 0, "what the pieces of 16 bytes need");
 
-// What a block of dense attention leaves: maxima [HPG], sums [HPG], results [HPG][DV], and the keys it saw.
+// Partial result of a block of dense attention: maxima [HPG], sums [HPG], results [HPG][DV], number of keys.
 constexpr int RECORD = HPG * (2 + DV) + 1;
 
 // Columns of the fused projection: queries, then keys and values of the compressed, the selected and the window branch.
@@ -94,13 +94,13 @@ template <int SIZE> __device__ __forceinline__ bf16* values_of(bf16* page, int g
   return page + GROUPS * SIZE * DK + g * SIZE * DV;
 }
 
-// 32 keys and values on their way to a warp. Lane 4g + t has of tile i the key 8 (g / 2) + 2 i + g % 2, so that the
+// 32 keys and values in flight to a warp. Lane 4g + t has of tile i the key 8 (g / 2) + 2 i + g % 2, so that the
 // scores it gets, of columns 2t and 2t + 1 of every tile, are those of the keys 8t ... 8t + 7: what it needs as operand
 // of the second product, whose values it loads as those eight neighbours.
 struct Unit {
   uint4 keys[4][KP], values[VT];
 
-  // Where nothing is loaded: registers that stay undefined on one way are held on all others.
+  // For paths that load nothing: a register that is undefined on one path is kept live on all others.
   __device__ __forceinline__ void clear() {
 #pragma unroll
     for (int i = 0; i < 4; i++)
@@ -239,7 +239,7 @@ struct Running {
 };
 
 // q[r][c] of group g of a row of the projection, rotated, in shared memory [8 * HALVES][DK]; rows without a head are
-// zero. rotation: cosine and sine of every pair. AT_ONCE: all loads of a thread on their way, if it has the registers.
+// zero. rotation: cosine and sine of every pair. AT_ONCE: all loads of a thread are in flight, if it has the registers.
 template <int THREADS, bool AT_ONCE = true>
 __device__ __forceinline__ void rotate_queries(bf16* q, const bf16* projection, const float2* rotation, int g) {
   const auto rotate = [&](int i) {
@@ -263,7 +263,7 @@ __device__ __forceinline__ void rotate_queries(bf16* q, const bf16* projection, 
   }
 }
 
-// How the branches are summed. kind: 0 = sigmoid, 1 = softmax, 2 = the constants given (compressed, selected, window).
+// Weights of the branches. kind: 0 = sigmoid, 1 = softmax, 2 = the constants given (compressed, selected, window).
 struct Gate {
   int kind;
   float temperature, constants[3];

@@ -15,7 +15,7 @@ struct Merge {
   int seen;
 };
 
-// Of one (sequence, group, split). Behind the results is the number of keys.
+// The partial result of one (sequence, group, split). The number of keys follows the results.
 __device__ __forceinline__ Partial record_of(float* partial, int splits, i64 pair, int split) {
   float* const tops = partial + (pair * (splits + 1) + split) * RECORD;
   return Partial{tops, tops + HPG, tops + 2 * HPG};

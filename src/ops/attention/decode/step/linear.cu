@@ -2,7 +2,7 @@
 //
 // y = x wᵀ for up to 16 * BATCH_TILES rows of x, with what stands around it: x may be normed (NORM: RMSNorm), the
 // result activated (ACTIVATION 1: SiLU, 2: SwiGLU over two halves of w) or added to a residual. A block has TILES tiles
-// of eight rows of w, whose columns its warps share out; a warp has all its weights on the way before it waits for x.
+// of eight rows of w, whose columns its warps share out; a warp has all its weights in flight before it waits for x.
 // The tensor cores multiply x (rows of the batch) by w, both straight from memory, 16 bytes a lane.
 //
 // Every block reads all columns of x, so with many inputs and few tiles most of the traffic is x. With CLUSTER > 1 the

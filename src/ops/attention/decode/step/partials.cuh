@@ -1,4 +1,4 @@
-// What the warps of a block leave of a branch, and its merge.
+// Partial results of a branch by the warps of a block, and their merge.
 #pragma once
 #include "decode.cuh"
 
@@ -14,7 +14,7 @@ template <int VECTOR> struct alignas(4 * VECTOR) Vector {
   float x[VECTOR];
 };
 
-// Of head r: the maximum, the sum and the results from column c on, relative to the maximum.
+// Merged results of head r: the maximum, the sum and the results from column c on, relative to the maximum.
 template <int VECTOR> struct Merged {
   float top, sum;
   Vector<VECTOR> result;

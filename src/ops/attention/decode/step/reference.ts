@@ -34,7 +34,7 @@ export interface StepProblem {
   readonly round: (values: Float64Array) => Float64Array;
 }
 
-/** What one training step returns. */
+/** The result of one decode step. */
 export interface StepResult {
   /** [heads, dv] of each branch */
   readonly oCmp: Float64Array;

@@ -97,16 +97,16 @@ step_scores(const bf16* projection, const int* positions, const float2* rotation
 
 constexpr int KEYS_OF_THREAD = 4;
 constexpr int PASS = (KEYS_OF_THREAD * THREADS - LEAD) / STRIDE;  // selection blocks ranked at a time
-constexpr int MOST_SPLITS = 64;
+constexpr int MAX_SPLITS = 64;
 
 static_assert(PASS >= 1, "the compressed blocks of a selection block must fit a pass");
 
 // Log-sum-exp of head r over all shares, in powers of two, in every lane of the warp.
 __device__ __forceinline__ float log_sum(const float* records, int splits, int r) {
   const int lane = threadIdx.x % 32;
-  float tops[MOST_SPLITS / 32], sums[MOST_SPLITS / 32];
+  float tops[MAX_SPLITS / 32], sums[MAX_SPLITS / 32];
 #pragma unroll
-  for (int n = 0; n < MOST_SPLITS / 32; n++) {
+  for (int n = 0; n < MAX_SPLITS / 32; n++) {
     const bool present = lane + 32 * n < splits;
     const float* const record = records + (i64)(present ? lane + 32 * n : 0) * RECORD + r;
     tops[n] = present ? record[0] : -positive_infinity();
@@ -117,7 +117,7 @@ __device__ __forceinline__ float log_sum(const float* records, int splits, int r
   return top + log2f(warp_sum(sum));
 }
 
-// grid (splits, GROUPS, batch), at most MOST_SPLITS. A share's best blocks, the most important first and the lower
+// grid (splits, GROUPS, batch), at most MAX_SPLITS. A share's best blocks, the most important first and the lower
 // index among equals: important, candidates [batch][GROUPS][splits][ROOM]. Shares of fewer blocks leave the rest as it
 // was: attention.cu computes how many there are. Dynamic shared memory: a number for every block of a share.
 //

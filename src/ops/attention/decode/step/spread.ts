@@ -11,7 +11,7 @@ const CLUSTER = 8;
 const SPLITS = WARPS * CLUSTER;
 const FORCED_BLOCKS = 3;
 /** (sequence, group) pairs at most: with more, clusters fill the GPU by themselves. */
-const MOST_PAIRS = 4;
+const MAX_PAIRS = 4;
 /** Tokens of context from which two more launches a layer cost less than they save. */
 const FROM_CONTEXT = 524_288;
 
@@ -24,7 +24,7 @@ export function isSpread(
   wanted: boolean | undefined,
 ): boolean {
   if (!sparse || sparse.nSel <= FORCED_BLOCKS || cluster !== CLUSTER) return false;
-  return wanted ?? (batch * heads.groups <= MOST_PAIRS && context >= FROM_CONTEXT);
+  return wanted ?? (batch * heads.groups <= MAX_PAIRS && context >= FROM_CONTEXT);
 }
 
 export class SpreadBranch {

@@ -24,13 +24,13 @@ const SOURCES = {
 
 /** Rows of a tile of the tensor cores, and tiles of the batch that one block of linear.cu takes at most. */
 const BATCH_TILE = 16;
-const MOST_BATCH_TILES = 2;
+const MAX_BATCH_TILES = 2;
 /** Rows of w in a tile of linear.cu, and columns of a step. */
 const WEIGHT_TILE = 8;
 const INPUT_STEP = 32;
 /** Tiles of a block in large batches at most, and 16-byte pieces of w in the registers of a thread at most. */
-const MOST_TILES = 4;
-const MOST_PIECES = 24;
+const MAX_TILES = 4;
+const MAX_PIECES = 24;
 
 /**
  * Tiles of a block in batches that several blocks share out. Each block reads its rows of x anew, which with few tiles is
@@ -38,8 +38,8 @@ const MOST_PIECES = 24;
  */
 function largeBatchTiles(inputs: number): number {
   const pieces = Math.ceil(inputs / 256);
-  let tiles = MOST_TILES;
-  while (tiles > 1 && tiles * pieces > MOST_PIECES) tiles /= 2;
+  let tiles = MAX_TILES;
+  while (tiles > 1 && tiles * pieces > MAX_PIECES) tiles /= 2;
   return tiles;
 }
 
@@ -333,7 +333,7 @@ export class StepKernels {
   #linearPlan(rows: number, inputs: number, fewest: number, isPlain: boolean): { tiles: number; cluster: number } {
     const plan = WIDE_PLAN;
     if (rows <= FEW_ROWS || this.#batch <= BATCH_TILE) return { tiles: fewest, cluster: 1 };
-    if (this.#batch > MOST_BATCH_TILES * BATCH_TILE)
+    if (this.#batch > MAX_BATCH_TILES * BATCH_TILE)
       return { tiles: Math.max(fewest, largeBatchTiles(inputs)), cluster: 1 };
     const isShared = isPlain && inputs >= plan.inputs && inputs % (INPUT_STEP * plan.cluster) === 0;
     if (isShared && hasClusters(this.#cuda)) return { tiles: plan.tiles, cluster: plan.cluster };
@@ -344,7 +344,7 @@ export class StepKernels {
   /** One launch of linear.cu. */
   #fused({ x, weight, y, norm, activation = 'none', residual, also, tiles: fewest }: StepLinear): void {
     const [rows, inputs] = weight.shape;
-    const batchTiles = Math.min(MOST_BATCH_TILES, Math.ceil(this.#batch / BATCH_TILE));
+    const batchTiles = Math.min(MAX_BATCH_TILES, Math.ceil(this.#batch / BATCH_TILE));
     const isPlain = !norm && !also && activation === 'none';
     const { tiles, cluster } = this.#linearPlan(rows, inputs, fewest, isPlain);
     if (activation === 'swiglu' && tiles % 2 !== 0) throw new Error(`SwiGLU has pairs of tiles, not ${tiles} of them`);

@@ -74,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(1024) step_end(const float* logits,
   const auto offer = [&](float value, int at) {
     if (value > best || (value == best && at < index)) best = value, index = at;
   };
-  // One block reads a whole row: many loads must be on the way at once.
+  // One block reads a whole row: many loads must be in flight.
   constexpr int AHEAD = 16;
   for (int first = threadIdx.x; first < vocabulary; first += AHEAD * 1024) {
     float x[AHEAD];
@@ -83,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(1024) step_end(const float* logits,
 #pragma unroll
     for (int n = 0; n < AHEAD; n++) {
       if (first + n * 1024 >= vocabulary) break;
-      // What no sound model gives wins, as token -1.
+      // NaN and +inf win, as token -1: a sound model never produces them.
       if (x[n] != x[n] || x[n] == positive_infinity()) offer(positive_infinity(), -1);
       else offer(x[n], first + n * 1024);
     }

@@ -1,0 +1,398 @@
+// Which changes make a sparse model use its context: trains each variant with several seeds and measures what it finds.
+//
+//   node bench/context.mjs [--only VARIANT,...] [--seeds 1,2] [--until HH:MM] [--threads 1]
+//                          [--work artifacts/context] [--out bench/results/context-cpu.json] [--build NAME] [--list] [--table]
+//
+// Runs follow the order of PLAN. One that is in --out already is left out, so a race that was stopped continues with the
+// same command. Each run adds one row when it ends; a run that fails adds its error. --until stops at a time of day, also
+// in the middle of a run, which then starts again with the next call. --table prints the rows as Markdown. The models stay in --work. Needs `npm run build`.
+import { spawn } from 'node:child_process';
+import { existsSync, mkdirSync, readdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs';
+import { cpus } from 'node:os';
+import { dirname, join } from 'node:path';
+import { fileURLToPath } from 'node:url';
+import { parseArgs } from 'node:util';
+
+const root = join(dirname(fileURLToPath(import.meta.url)), '..');
+const option = (value) => ({ type: 'string', ...(value !== undefined && { default: value }) });
+const { values } = parseArgs({
+  options: {
+    ...{ only: option(), seeds: option(), until: option(), build: option(), threads: option('1') },
+    ...{ work: option(join(root, 'artifacts', 'context')), out: option(join(root, 'bench/results/context-cpu.json')) },
+    list: { type: 'boolean', default: false },
+    table: { type: 'boolean', default: false },
+  },
+});
+
+const scorer = { 'train.scorer_loss': 0.1 };
+const none = { 'train.scorer_loss': 0 };
+// The curriculum of needle_cpu in half of its samples. 1024 tokens are the longest of the training.
+const short = {
+  'train.steps': 750,
+  'data.needle_curriculum': '64+128:300,128+512:600,64+128+256+512:800,256+1024:1000000',
+};
+// The same steps with fewer short sequences.
+const early = { ...short, 'data.needle_curriculum': '64+128:200,128+512:400,256+1024:1000000' };
+// Half of the tokens in the steps of needle_cpu: one sequence of 2,048 tokens a step, and its curriculum in half of the samples.
+const small = {
+  'train.batch_size': 1,
+  'data.needle_curriculum': '64+128:300,128+512:600,256+1024:900,64+128+256+512:1100,256+1024:1000000',
+};
+// Long sequences from the first step; all lengths from the first step.
+const flat = { 'data.needle_curriculum': '256+1024:1000000' };
+const mixed = {
+  'train.seq_len': 4096,
+  'train.batch_size': 1,
+  'data.needle_curriculum': '64+128+256+1024:1000000',
+};
+const rope = { 'model.rope_scale': 1, 'model.n_layers': 2 };
+// Waves of more than 64 tokens stand still, so that what is found at one distance is found at any.
+const slow = { 'model.rope_type': 'llama3', 'model.rope_factor': 1e6, 'model.rope_original_context': 64 };
+const language = {
+  ...{ 'model.dim': 192, 'model.n_heads': 6, 'model.n_kv_groups': 2, 'train.steps': 800 },
+  ...{ 'train.seq_len': 2048, 'train.batch_size': 1, 'nsa.n_sel': 12, 'train.save_every': 0, 'train.sample_every': 0 },
+  ...{ 'train.eval_every': 200, 'data.val_fraction': 0.05 },
+};
+
+/** Changes of each variant to its config; `phases` are the settings of runs that follow each other in one folder. */
+const VARIANTS = {
+  nsa: { config: 'needle_cpu', set: none },
+  scorer: { config: 'needle_cpu', set: scorer },
+  'two-runs': { config: 'needle_cpu', phases: [{ ...none, 'nsa.force_branch': 'cmp', 'train.steps': 900 }, none] },
+  'short-nsa': { config: 'needle_cpu', set: { ...short, ...none } },
+  'short-scorer': { config: 'needle_cpu', set: { ...short, ...scorer } },
+  'short-scorer-1': { config: 'needle_cpu', set: { ...short, 'train.scorer_loss': 1 } },
+  'early-scorer': { config: 'needle_cpu', set: { ...early, ...scorer } },
+  'early-scorer-0.3': { config: 'needle_cpu', set: { ...early, 'train.scorer_loss': 0.3 } },
+  'small-scorer': { config: 'needle_cpu', set: { ...small, ...scorer } },
+  'rate2-nsa': { config: 'needle_cpu', set: { 'train.lr': 8e-3, ...none } },
+  'rate2-scorer': { config: 'needle_cpu', set: { 'train.lr': 8e-3, ...scorer } },
+  'flat-nsa': { config: 'needle_cpu', set: { ...flat, ...none } },
+  'flat-scorer': { config: 'needle_cpu', set: { ...flat, ...scorer } },
+  'mixed-nsa': { config: 'needle_cpu', set: { ...mixed, ...none } },
+  'mixed-scorer': { config: 'needle_cpu', set: { ...mixed, ...scorer } },
+  'rope2-nsa': { config: 'needle_cpu', set: { ...rope, ...none } },
+  'rope2-scorer': { config: 'needle_cpu', set: { ...rope, ...scorer } },
+  'rope2-slow-nsa': { config: 'needle_cpu', set: { ...rope, ...slow, ...none } },
+  'rope2-slow-scorer': { config: 'needle_cpu', set: { ...rope, ...slow, ...scorer } },
+  'language-dense': { config: 'text_cpu', set: { ...language, 'model.attention': 'dense' } },
+  'language-nsa': { config: 'text_cpu', set: language },
+  'language-scorer': { config: 'text_cpu', set: { ...language, ...scorer } },
+};
+
+/** The runs in the order in which they answer most. */
+const PLAN = [
+  ...[
+    ['short-scorer', 1],
+    ['early-scorer', 1],
+    ['scorer', 1],
+    ['early-scorer-0.3', 1],
+    ['small-scorer', 1],
+    ['nsa', 1],
+  ],
+  ...[
+    ['short-scorer-1', 1],
+    ['flat-scorer', 1],
+    ['rate2-scorer', 1],
+    ['mixed-scorer', 1],
+    ['scorer', 2],
+  ],
+  ...[
+    ['rope2-slow-scorer', 1],
+
+    ['scorer', 3],
+  ],
+  ...[
+    ['nsa', 2],
+    ['nsa', 3],
+    ['short-scorer', 2],
+    ['short-scorer', 3],
+    ['rope2-scorer', 1],
+    ['two-runs', 1],
+  ],
+  ...[
+    ['mixed-scorer', 2],
+    ['mixed-scorer', 3],
+    ['rate2-scorer', 2],
+    ['rate2-scorer', 3],
+    ['scorer', 4],
+    ['scorer', 5],
+  ],
+  ...[
+    ['two-runs', 2],
+    ['two-runs', 3],
+    ['mixed-nsa', 1],
+    ['rate2-nsa', 1],
+    ['short-nsa', 1],
+    ['rope2-slow-nsa', 1],
+  ],
+  ...[
+    ...['rope2-nsa', 'language-scorer', 'language-dense', 'language-nsa', 'rope2-slow-scorer', 'rope2-scorer'],
+    ...[
+      'rope2-slow-nsa',
+      'rope2-nsa',
+      'mixed-nsa',
+      'rate2-nsa',
+      'short-nsa',
+      'short-scorer-1',
+      'flat-scorer',
+      'flat-nsa',
+    ],
+  ].flatMap((name) => [1, 2, 3].map((seed) => [name, seed])),
+].filter(([variant, seed], i, all) => all.findIndex((one) => one[0] === variant && one[1] === seed) === i);
+
+const result = existsSync(values.out)
+  ? JSON.parse(readFileSync(values.out, 'utf8'))
+  : { machine: cpus()[0].model, runs: [] };
+const isDone = ([variant, seed]) => result.runs.some((run) => run.variant === variant && run.seed === seed);
+const asked = ([variant, seed]) =>
+  (!values.only || values.only.split(',').includes(variant)) &&
+  (!values.seeds || values.seeds.split(',').map(Number).includes(seed));
+const open = PLAN.filter((run) => asked(run) && !isDone(run));
+if (values.list) {
+  for (const [variant, seed] of PLAN) console.log(`${isDone([variant, seed]) ? 'done' : 'open'}  ${variant}  ${seed}`);
+  process.exit(0);
+}
+
+if (values.table) {
+  console.log(
+    '| variant | seed | found at 256 / 1,024 / 4,096, % | worst depth, % | block selected, % | 95 % at step | gates, nats | covered / random / best, % | of possible / random, % | CPU s |',
+  );
+  console.log('|---|---|---|---|---|---|---|---|---|---|');
+  for (const {
+    variant,
+    seed,
+    summary,
+    lengths,
+    gates,
+    coverage: covered,
+    cpu_seconds: cpu,
+    error,
+  } of result.runs.filter((run) => !run.validation)) {
+    const cells = error
+      ? [error.split('\n')[0], '', '', '', '', '', '', '']
+      : [
+          ...[summary.found, summary.worst, percents(lengths.map((row) => row.block_selected))],
+          ...[summary.steps_to_95 ?? 'never', gates.entropy.join(', ')],
+          (covered ?? []).map(({ chosen, random, best }) => percents([chosen, random, best])).join(', '),
+          (covered ?? [])
+            .map(({ forced, random, chosen, best }) =>
+              percents([chosen, random].map((x) => (x - forced) / (best - forced))),
+            )
+            .join(', '),
+          Math.round(cpu),
+        ];
+    console.log(`| ${[variant, seed, ...cells].join(' | ')} |`);
+  }
+  process.exit(0);
+}
+
+let child = null;
+if (values.until) {
+  const [hours, minutes] = values.until.split(':').map(Number);
+  const end = new Date();
+  end.setHours(hours, minutes, 0, 0);
+  if (end < new Date()) end.setDate(end.getDate() + 1);
+  setTimeout(() => stop(`stopped at ${values.until}`), end - Date.now()).unref();
+}
+for (const signal of ['SIGINT', 'SIGTERM']) process.on(signal, () => stop(signal));
+function stop(reason) {
+  if (child) process.kill(-child.pid, 'SIGKILL');
+  console.error(`${reason}; the same command continues`);
+  process.exit(1);
+}
+
+// Rows of builds that had no coverage, as far as their models are there.
+for (const run of result.runs.filter((one) => one.lengths && !one.coverage)) {
+  const out = join(values.work, `${run.variant}-${run.seed}`);
+  if (existsSync(join(out, 'model.safetensors'))) run.coverage = await coverage(out);
+}
+save();
+
+for (const [variant, seed] of open) {
+  const started = performance.now();
+  const row = {
+    variant,
+    seed,
+    ...VARIANTS[variant],
+    date: new Date().toISOString().slice(0, 10),
+    build: values.build ?? null,
+  };
+  try {
+    Object.assign(row, await measure(variant, seed));
+  } catch (error) {
+    row.error = error.message;
+  }
+  row.seconds = (performance.now() - started) / 1000;
+  result.runs.push(row);
+  save();
+  console.error(`${variant} seed ${seed}: ${row.error ?? JSON.stringify(row.summary)}`);
+}
+
+function save() {
+  mkdirSync(dirname(values.out), { recursive: true });
+  writeFileSync(`${values.out}.part`, `${JSON.stringify(result, null, 1)}\n`);
+  renameSync(`${values.out}.part`, values.out);
+}
+
+function percents(shares) {
+  return shares.map((share) => (100 * share).toFixed(1)).join(' / ');
+}
+
+/** Trains one run and measures it. */
+async function measure(variant, seed) {
+  const { config, set, phases = [set] } = VARIANTS[variant];
+  const out = join(values.work, `${variant}-${seed}`);
+  rmSync(out, { recursive: true, force: true });
+  const isNeedle = config === 'needle_cpu';
+  const common = { 'train.seed': seed, 'train.keep_last': 1000, ...(isNeedle && { 'train.save_every': 100 }) };
+  let cpuSeconds = 0;
+  for (const [i, phase] of phases.entries()) {
+    const all = { ...common, ...phase };
+    const words = ['train', '--config', config, '--out-dir', out, ...(i > 0 ? ['--resume', 'auto'] : [])];
+    const data = isNeedle ? [] : ['--local-path', corpus()];
+    const sets = Object.entries(all).flatMap(([key, value]) => ['--set', `${key}=${value}`]);
+    cpuSeconds += (await trefoil([...words, ...data, ...sets])).cpuSeconds;
+  }
+  const training = trainingOf(out);
+  const measured = isNeedle ? { ...(await needles(out)), coverage: await coverage(out) } : await byPosition(out);
+  for (const step of checkpoints(out)) rmSync(join(out, 'checkpoints', `step-${step}`), { recursive: true });
+  const { summary, ...rest } = measured;
+  return {
+    cpu_seconds: cpuSeconds,
+    ...training,
+    ...rest,
+    summary: { ...summary, cpu: Math.round(cpuSeconds), loss: training.loss },
+  };
+}
+
+/** The last losses and the gates at the end. */
+function trainingOf(out) {
+  const rows = readFileSync(join(out, 'training.csv'), 'utf8')
+    .trim()
+    .split('\n')
+    .slice(1)
+    .map((line) => line.split(',').map(Number));
+  const last = rows.slice(-3);
+  const attention = join(out, 'attention.jsonl');
+  const telemetry = existsSync(attention) ? JSON.parse(readFileSync(attention, 'utf8').trim().split('\n').at(-1)) : {};
+  const { entropy, collapse, cmp, sel, win, scorer_loss } = telemetry;
+  return {
+    loss: last.reduce((sum, row) => sum + row[1], 0) / last.length,
+    gates: { entropy, collapse, cmp, sel, win },
+    scorer_loss,
+  };
+}
+
+/** Needles found at three lengths, worst depth, and the first checkpoint that finds 95 % at 1,024 tokens. */
+async function needles(out) {
+  const grid = (model, lengths, trials) =>
+    trefoil([
+      'eval',
+      'needle',
+      '--model',
+      model,
+      '--lengths',
+      lengths,
+      '--trials',
+      trials,
+      '--records',
+      '3',
+      '--facts',
+      '2',
+      '--json',
+    ]);
+  const rows = (await grid(out, '256,1024,4096', '20')).json.rows;
+  const lengths = [256, 1024, 4096].map((length) => {
+    const cells = rows.filter((row) => row.length === length);
+    const mean = (of) => cells.reduce((sum, cell) => sum + of(cell), 0) / cells.length;
+    const found = mean((cell) => cell.accuracy);
+    return {
+      length,
+      found,
+      worst_depth: Math.min(...cells.map((cell) => cell.accuracy)),
+      block_selected: mean((cell) => cell.recall.any),
+    };
+  });
+  let reached = null;
+  // A model that ends far below has not been there before: its checkpoints need not be measured.
+  for (const step of lengths[1].found < 0.9 ? [] : checkpoints(out)) {
+    const cells = (await grid(join(out, 'checkpoints', `step-${step}`), '1024', '5')).json.rows;
+    if (cells.reduce((sum, cell) => sum + cell.accuracy, 0) / cells.length >= 0.95) {
+      reached = step;
+      break;
+    }
+  }
+  const column = (key) => percents(lengths.map((row) => row[key]));
+  return {
+    lengths,
+    steps_to_95: reached,
+    summary: { found: column('found'), worst: column('worst_depth'), steps_to_95: reached },
+  };
+}
+
+/** The share of its attention that the choice covers on a case of 1,024 tokens, whose tokens are written as bytes. */
+async function coverage(out) {
+  const { caseTokens } = await import(join(root, 'dist/evaluate/needle.js'));
+  const task = { vocabSize: 128, records: 3, facts: 2, questions: 8, absent: 2 };
+  const file = join(values.work, 'case.txt');
+  writeFileSync(file, Buffer.from(caseTokens(task, 1024, 0.5, 1, 0)));
+  const { json } = await trefoil(['eval', 'selection', '--model', out, '--text-file', file, '--coverage', '--json']);
+  return json.coverage.layers.map(({ forced, random, chosen, best }) => ({ forced, random, chosen, best }));
+}
+
+/** Validation loss by the tokens of context. */
+async function byPosition(out) {
+  const words = ['--local-path', corpus(), '--seq-len', '2048', '--batches', '64', '--set', 'data.val_fraction=0.05'];
+  const { json } = await trefoil(['eval', 'loss', '--model', out, '--by-position', '--json', ...words]);
+  return { validation: json, summary: { validation: json.loss } };
+}
+
+function checkpoints(out) {
+  const steps = readdirSync(join(out, 'checkpoints')).filter((name) => /^step-\d+$/.test(name));
+  return steps.map((name) => Number(name.slice(5))).sort((a, b) => a - b);
+}
+
+/** This repository's sources and documents as one text, which all language runs read. */
+function corpus() {
+  const file = join(values.work, 'corpus.txt');
+  if (existsSync(file)) return file;
+  const folders = ['src', 'docs', 'test', 'bench', 'examples'].map((name) => join(root, name));
+  const files = folders.flatMap((folder) =>
+    readdirSync(folder, { recursive: true })
+      .filter((name) => /\.(ts|md|cpp|h|cu|mjs)$/.test(name))
+      .map((name) => join(folder, name)),
+  );
+  mkdirSync(values.work, { recursive: true });
+  writeFileSync(
+    file,
+    files
+      .sort()
+      .map((name) => readFileSync(name, 'utf8'))
+      .join('\n'),
+  );
+  return file;
+}
+
+/** Runs a command of trefoil; returns what it prints with --json and its processor time. */
+function trefoil(words) {
+  const command = [process.execPath, join(root, 'dist/cli/main.js'), ...words, '--threads', values.threads];
+  // The shell's `times` prints the processor time of its children, which Node does not report.
+  child = spawn('sh', ['-c', '"$@"; code=$?; times >&2; exit $code', 'sh', ...command], { detached: true });
+  const [out, err] = [[], []];
+  child.stdout.on('data', (data) => out.push(data));
+  child.stderr.on('data', (data) => err.push(data));
+  return new Promise((resolve, reject) =>
+    child.on('close', (code) => {
+      const errors = Buffer.concat(err).toString();
+      if (code !== 0) return reject(new Error(`exit code ${code}: ${errors.slice(-600)}`));
+      const last = errors.trim().split('\n').at(-1);
+      const cpuSeconds = [...last.matchAll(/(\d+)m([\d.]+)s/g)].reduce(
+        (sum, [, m, s]) => sum + 60 * Number(m) + Number(s),
+        0,
+      );
+      const text = Buffer.concat(out).toString();
+      resolve({ cpuSeconds, json: words.includes('--json') ? JSON.parse(text) : null });
+    }),
+  );
+}

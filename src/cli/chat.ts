@@ -1,0 +1,2 @@
+/** `trefoil chat`: a conversation with a chat model. */
+export { configureChat as configure } from './generate.js';

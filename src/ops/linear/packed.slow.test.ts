@@ -1,0 +1,231 @@
+import { spawnSync } from 'node:child_process';
+import { closeSync, mkdtempSync, openSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterAll, describe, expect, it } from 'vitest';
+import { defaultCompilerOptions, processorIdentity } from '../../device/cpu/compile.js';
+import { CpuDevice } from '../../device/cpu/cpu.js';
+import { UsageError } from '../../errors.js';
+import { toFloat32 } from '../../run/safetensors-format.js';
+import { bfloat16ToFloat32, float32ToBfloat16 } from '../../tensor/bfloat16.js';
+import { Tape } from '../../tensor/tape.js';
+import { bytesOf, Tensor } from '../../tensor/tensor.js';
+import { cpu } from '../../testing/devices.js';
+import { randomValues } from '../../testing/numbers.js';
+import { expectSameForAnyThreadCount } from '../../testing/same-bytes.js';
+import { embedding } from '../embedding/op.js';
+import { linear } from './op.js';
+import { PackedMatrix, WEIGHT_TYPES, type WeightType } from './packed.js';
+
+const folder = mkdtempSync(join(tmpdir(), 'trefoil-packed-'));
+afterAll(() => rmSync(folder, { recursive: true, force: true }));
+
+/** Numbers as a file holds them, and the float32 that they are. */
+function numbers(count: number, held: Exclude<WeightType, 'int8'>): { bytes: Uint8Array; values: Float32Array } {
+  const random = Float32Array.from(randomValues(count, 7));
+  if (held === 'f32') return { bytes: bytesOf(random), values: random };
+  if (held === 'bf16') {
+    const bits = float32ToBfloat16(random);
+    return { bytes: bytesOf(bits), values: bfloat16ToFloat32(bits) };
+  }
+  // Every finite f16, subnormal ones among them.
+  const bits = Uint16Array.from({ length: count }, (_, i) => ((i * 40_503) % 0x7c00) | ((i % 2) << 15));
+  const bytes = bytesOf(bits);
+  return { bytes, values: toFloat32({ dtype: 'F16', data: bytes })! };
+}
+
+/** A packed matrix that was read from a file behind `skip` bytes, in two parts if it has several rows. */
+function packed(device: CpuDevice, outputs: number, inputs: number, type: WeightType, from = type, skip = 6) {
+  const held = from === 'int8' ? 'f32' : from;
+  const { bytes, values } = numbers(outputs * inputs, held);
+  const path = join(folder, 'numbers');
+  writeFileSync(path, Buffer.concat([Buffer.alloc(skip), bytes]));
+  const descriptor = openSync(path, 'r');
+  const matrix = new PackedMatrix(device, [outputs, inputs], type);
+  const first = Math.floor(outputs / 3);
+  const rowBytes = bytes.length / outputs;
+  const parts = [
+    { descriptor, offset: skip, rows: first },
+    { descriptor, offset: skip + first * rowBytes, rows: outputs - first },
+  ];
+  const isWhole = matrix.readRows(parts, held);
+  closeSync(descriptor);
+  return { matrix, values, isWhole };
+}
+
+const OUTPUTS_AND_INPUTS: readonly (readonly [number, number])[] = [
+  [1, 1],
+  [3, 1],
+  [64, 1],
+  [17, 70],
+  [70, 33],
+  [64, 64],
+  [129, 65],
+  [200, 513],
+  [130, 1100],
+];
+const ROWS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 31, 70];
+
+/** Other vector widths that this processor can run. */
+function widths(): { name: string; device: () => CpuDevice }[] {
+  const flags = new Set(processorIdentity().split(/[\s|]+/));
+  const targets = process.arch === 'x64' ? ['x86-64', ...(flags.has('avx2') ? ['x86-64-v3'] : [])] : [];
+  return [
+    { name: 'this processor', device: cpu },
+    ...targets.map((target) => {
+      let device: CpuDevice | undefined;
+      const compiler = { ...defaultCompilerOptions(process.env), target };
+      return { name: target, device: () => (device ??= new CpuDevice({ compiler })) };
+    }),
+  ];
+}
+
+describe.each(widths())('packed weights on $name', ({ device }) => {
+  const shapes = WEIGHT_TYPES.flatMap((type) => OUTPUTS_AND_INPUTS.map((shape) => [type, ...shape] as const));
+
+  it.each(shapes)('%s: [%i, %i] has the bits of the plain product, for any number of rows', (type, outputs, inputs) => {
+    const { matrix, values, isWhole } = packed(device(), outputs, inputs, type);
+    expect(isWhole).toBe(true);
+    // In int8 a weight is another number: the product is that of the numbers it stands for.
+    const exact = type === 'int8' ? matrix.read() : values;
+    expect(matrix.read()).toEqual(exact);
+    const tape = new Tape(device(), { record: false });
+    const plain = tape.from(exact, [outputs, inputs]);
+    for (const rows of ROWS) {
+      const x = tape.from(randomValues(rows * inputs, rows), [rows, inputs]);
+      const residual = rows % 2 === 0 ? tape.from(randomValues(rows * outputs, 5), [rows, outputs]) : null;
+      const bias = rows % 3 === 0 ? tape.from(randomValues(outputs, 6), [outputs]) : null;
+      const [ours, theirs] = [matrix, plain].map((weight) => linear(tape, x, weight, bias, residual).readBytes());
+      expect(Buffer.from(ours).equals(Buffer.from(theirs)), `${rows} rows`).toBe(true);
+    }
+    tape.end();
+    matrix.free();
+  });
+
+  it.each(WEIGHT_TYPES)('%s: rows for an embedding', (type) => {
+    const { matrix } = packed(device(), 70, 33, type);
+    const tape = new Tape(device(), { record: false });
+    const table = tape.from(matrix.read(), [70, 33]);
+    const ids = tape.from([69, 0, 64, 63, 5, 5], [6], 'i32');
+    expect(embedding(tape, matrix, ids).read()).toEqual(embedding(tape, table, ids).read());
+    const bad = tape.from([1, 70], [2], 'i32');
+    expect(() => embedding(tape, matrix, bad)).toThrow('token 1 has id 70, outside the vocabulary of 70');
+    tape.end();
+    matrix.free();
+  });
+
+  it.each(['f32', 'bf16', 'f16'] as const)('int8 of %s: the nearest of 255 steps of each group', (from) => {
+    const [outputs, inputs] = [70, 300];
+    const { matrix, values } = packed(device(), outputs, inputs, 'int8', from);
+    const read = matrix.read();
+    for (let row = 0; row < outputs; row++)
+      for (let k = 0; k < inputs; k += 64) {
+        const [group, ours] = [values, read].map((all) =>
+          all.subarray(row * inputs + k, row * inputs + Math.min(k + 64, inputs)),
+        );
+        const step = Math.max(...group.map(Math.abs)) / 127;
+        expect(Math.max(...group.map((value, i) => Math.abs(value - ours[i])))).toBeLessThanOrEqual(0.5001 * step);
+      }
+    matrix.free();
+  });
+});
+
+it('packed weights on NEON have the bits of the plain product', ({ skip }) => {
+  const [compiler, emulator] = ['aarch64-linux-gnu-g++', 'qemu-aarch64-static'];
+  const absent = [compiler, emulator].filter((command) => spawnSync(command, ['--version']).error);
+  if (absent.length > 0) skip(`no ${absent.join(' and no ')}: apt-get install g++-aarch64-linux-gnu qemu-user-static`);
+  const headers = join(import.meta.dirname, '../../device/cpu');
+  const sources = [join(import.meta.dirname, 'testing/packed-check.cpp'), join(headers, 'runtime.cpp')];
+  const program = join(folder, 'packed-check');
+  const flags = ['-std=c++17', '-O3', '-ffp-contract=off', '-static', '-pthread', `-I${headers}`];
+  const built = spawnSync(compiler, [...flags, ...sources, '-o', program], { encoding: 'utf8' });
+  expect(built.status, built.stderr).toBe(0);
+  const { stdout } = spawnSync(emulator, [program], { encoding: 'utf8' });
+  expect(stdout).toBe('4 lanes: 1200 cases, 0 wrong\n');
+});
+
+describe('packed weights', () => {
+  it('in int8 keep a NaN and an infinity visible, and zeros zero', () => {
+    const values = new Float32Array(3 * 128);
+    values[5] = Number.NaN;
+    values[128 + 70] = Number.POSITIVE_INFINITY;
+    const tensor = Tensor.from(cpu(), values, [3, 128]);
+    const matrix = PackedMatrix.of(tensor, 'int8');
+    const read = matrix.read();
+    expect(read.slice(0, 64).every(Number.isNaN)).toBe(true);
+    expect(read.slice(64, 128 + 64).every((value) => value === 0)).toBe(true);
+    expect(read.slice(128 + 64, 256).every(Number.isNaN)).toBe(true);
+    expect(read.slice(256).every((value) => value === 0)).toBe(true);
+    for (const each of [tensor, matrix]) each.free();
+  });
+
+  it.each(WEIGHT_TYPES)('%s: the same bits for any number of threads', (type) => {
+    const { matrix } = packed(cpu(), 200, 513, type);
+    const tape = new Tape(cpu(), { record: false });
+    expectSameForAnyThreadCount(() =>
+      [1, 7, 40].map((rows) => linear(tape, tape.from(randomValues(rows * 513, 1), [rows, 513]), matrix).readBytes()),
+    );
+    tape.end();
+    matrix.free();
+  });
+
+  it('take the memory of their numbers', () => {
+    const bytes = (type: WeightType) => {
+      const matrix = new PackedMatrix(cpu(), [1024, 2048], type);
+      matrix.free();
+      return matrix.memory.bytes / (1024 * 2048);
+    };
+    expect(WEIGHT_TYPES.map(bytes)).toEqual([4, 2, 2, 1 + 4 / 64]);
+  });
+
+  it.each(WEIGHT_TYPES)('%s: all bytes depend on the numbers alone', (type) => {
+    const [garbage, filled] = [0xff, 0x3c].map((byte) => {
+      const room = new PackedMatrix(cpu(), [70, 513], type);
+      room.memory.writeBytes(new Uint8Array(room.memory.bytes).fill(byte));
+      room.free(); // the next matrix of this size has the same memory
+      const { matrix } = packed(cpu(), 70, 513, type);
+      const bytes = matrix.memory.readBytes();
+      matrix.free();
+      return bytes;
+    });
+    expect(Buffer.from(garbage).equals(Buffer.from(filled))).toBe(true);
+  });
+
+  it('are not packed again by a product: no kernel takes memory for a copy', () => {
+    const { matrix } = packed(cpu(), 1300, 1100, 'f32');
+    const tape = new Tape(cpu(), { record: false });
+    const before = cpu().scratchBytes;
+    for (const rows of [1, 5, 9]) linear(tape, tape.from(randomValues(rows * 1100, 1), [rows, 1100]), matrix);
+    expect(cpu().scratchBytes).toBe(before);
+    tape.end();
+    matrix.free();
+  });
+
+  it('report a file that ends too early', () => {
+    const path = join(folder, 'short');
+    writeFileSync(path, Buffer.alloc(100));
+    const descriptor = openSync(path, 'r');
+    const matrix = new PackedMatrix(cpu(), [8, 4], 'f32');
+    expect(matrix.readRows([{ descriptor, offset: 0, rows: 8 }], 'f32')).toBe(false);
+    closeSync(descriptor);
+    matrix.free();
+  });
+
+  it('refuse kernels that know rows only, with the remedy', () => {
+    const { matrix } = packed(cpu(), 4, 4, 'bf16');
+    matrix.storage.name = 'head';
+    const refusals = [
+      () => matrix.pointer,
+      () => matrix.rows(),
+      () => matrix.reshape(),
+      () => matrix.write(new Float32Array(16)),
+    ];
+    for (const refused of refusals) {
+      expect(refused).toThrow(UsageError);
+      expect(refused).toThrow(
+        'parameter head f32[4, 4] is packed in bf16 for reading only: load the model with { trainable: true }',
+      );
+    }
+    matrix.free();
+  });
+});
