@@ -305,7 +305,7 @@ const KEYS: Readonly<Record<string, readonly [TinyOverrides, Effect]>> = {
   ],
   'train.keep_last': [{ train: { keep_last: 1 } }, same(({ paths }) => expect(steps(paths)).toEqual(['step-3']))],
   'train.seed': [{ train: { seed: 7 } }, numbers],
-  // src/train/init-from.test.ts has what it does.
+  // src/train/init-from.slow.test.ts has what it does.
   'train.init_from': [{ train: { init_from: 'nowhere' } }, refused('train.init_from: nowhere')],
   // src/train/sparse-start.test.ts has what they do to a converted model.
   'train.gate_release_steps': [{ train: { gate_release_steps: 2 } }, refused('train.gate_release_steps: the gates of')],

@@ -79,6 +79,9 @@ describeUnless(noTerminal, 'a terminal that is closed', () => {
     writeFileSync(join(folder.path, 'script.sh'), script);
     const terminal = spawn('script', ['-qec', 'bash script.sh', '/dev/null'], {
       cwd: folder.path,
+      // bash replaces itself with the only command of `-c`, so the script leads the session; when a leader ends, as dash
+      // would, the kernel sends SIGHUP to the others.
+      env: { ...process.env, SHELL: '/bin/bash' },
       stdio: ['ignore', 'pipe', 'ignore'],
     });
     terminal.stdout.resume();

@@ -59,7 +59,7 @@ export const ENTRIES = [
     feature: 'train.scorer_loss on a GPU: its kernels have only run on the thread emulator, and needles in one run',
     seconds: 240,
     commands: [
-      tests(['src/ops/attention/scorer-loss/op.test.ts']),
+      tests(['src/ops/attention/scorer-loss/op.slow.test.ts']),
       [
         ...['trefoil', 'train', '--config', 'needle_cpu', '--device', 'cuda', '--json'],
         ...settings({ 'runtime.precision': 'fp32', 'train.out_dir': '{out}/needle', 'train.steps': 300 }),
