@@ -32,6 +32,8 @@ export class RecordedSteps {
   #shape: ModelShape;
   #cache: DecodeCache | null = null;
   #lists = 0;
+  /** Sizes of steps that came once: the second is recorded, so that a short text does not pay for what it never repeats. */
+  readonly #seen = new Set<string>();
   /** Whether a pass could not be repeated: no other is tried. */
   #isRefused = false;
 
@@ -63,6 +65,10 @@ export class RecordedSteps {
     this.#shape = this.#model.shape;
     this.#cache = cache;
     const sizes = cache.sizesOfStep(sequences);
+    if (!this.#seen.has(sizes)) {
+      this.#seen.add(sizes);
+      return null;
+    }
     let batch = this.#batches.get(sequences.length);
     if (batch) {
       batch.step.move(sequences);
@@ -113,6 +119,7 @@ export class RecordedSteps {
       ids.free();
     }
     this.#batches.clear();
+    this.#seen.clear();
     this.#lists = 0;
   }
 

@@ -16,21 +16,22 @@ export class LaunchRecorder {
 
   /** `address`: of the function; `values`: its arguments, with tensors as addresses. */
   add(address: bigint, kinds: readonly ArgumentKind[], values: readonly unknown[]): void {
-    const isFloat = (kind: ArgumentKind) => kind === 'f32' || kind === 'f64';
-    const count = kinds.filter(isFloat).length;
-    if (count > MAX_FLOATS || kinds.length - count > MAX_WORDS)
-      throw new Error(`a kernel with ${kinds.length} arguments has no room in a recorded call`);
-    const call = new DataView(new ArrayBuffer(CALL_BYTES));
-    call.setBigUint64(0, address, true);
+    const call = new BigInt64Array(CALL_BYTES / 8);
+    call[0] = address;
     let [words, floats] = [0, 0];
     for (const [i, kind] of kinds.entries()) {
-      const value = values[i];
-      const at = 8 * (1 + (isFloat(kind) ? MAX_WORDS + floats++ : words++));
-      if (kind === 'struct')
-        this.refuse(); // memory of JavaScript, which may move
-      else if (kind === 'f32') call.setFloat32(at, value as number, true);
-      else if (kind === 'f64') call.setFloat64(at, value as number, true);
-      else call.setBigInt64(at, BigInt((value ?? 0) as bigint | number), true);
+      const value = values[i] as bigint | number | null;
+      if (kind === 'f32' || kind === 'f64') {
+        if (floats === MAX_FLOATS) throw new Error('a kernel has too many floats for a recorded call');
+        const at = 1 + MAX_WORDS + floats++;
+        if (kind === 'f32') new Float32Array(call.buffer, 8 * at)[0] = value as number;
+        else new Float64Array(call.buffer, 8 * at)[0] = value as number;
+      } else {
+        if (words === MAX_WORDS) throw new Error('a kernel has too many arguments for a recorded call');
+        if (kind === 'struct')
+          this.refuse(); // memory of JavaScript, which may move
+        else call[1 + words++] = BigInt(value ?? 0);
+      }
     }
     this.#calls?.push(call.buffer);
   }
