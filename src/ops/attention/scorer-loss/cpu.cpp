@@ -92,13 +92,14 @@ void scorer_loss_forward(const float* q, const float* k_cmp, const float* lse_cm
             weighted = multiply_add(splat(pooling.weight[overlap.begin + i]),
                                     exp2(load(scores + i * lanes + c) - load(log_sums + c)), weighted);
           store(of_head + n * lanes + c, weighted);
-          importance[n] += sum(weighted);
         }
+        for (int64_t c = 0; c < lanes; c += kSumLanes) importance[n] += sum_lanes(of_head + n * lanes + c);
         all += std::max(importance[n], kLeast);
       }
       for (int64_t n = chosen.begin; n < chosen.end; ++n) {
         const float target = share[n] / shares;
-        if (target > 0) losses[at] += target * std::log(target * all / std::max(importance[n], kLeast));
+        const float ratio = target * all / std::max(importance[n], kLeast);
+        if (target > 0) losses[at] += target * static_cast<float>(natural_log(ratio));
         if (!(importance[n] > kLeast)) continue;
         const float gradient = 1.0f / all - target / importance[n];
         d_importance[at * count + n] = gradient;
