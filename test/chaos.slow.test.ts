@@ -32,6 +32,7 @@ const DISK_MIB = 48;
 let folder: { path: string; remove: () => void };
 let disk: string | null = null;
 let network: Network;
+const lives: Life[] = [];
 /** The same data from another server, for the run that nothing disturbs. */
 let calmNetwork: Network;
 beforeAll(async () => {
@@ -44,6 +45,7 @@ beforeAll(async () => {
   disk = mounted.status === 0 ? path : null;
 });
 afterAll(async () => {
+  for (const life of lives) life.send('SIGKILL'); // a test that failed leaves some
   await network.hub.close();
   await calmNetwork.hub.close();
   if (disk !== null) expect(spawnSync('umount', ['-l', disk]).status).toBe(0);
@@ -77,6 +79,7 @@ function schedule(storm: Storm): Fault[] {
 /** A life that nothing disturbs, to its end. */
 async function completes(args: readonly string[], { environment }: Network): Promise<void> {
   const life = new Life(args, environment);
+  lives.push(life);
   expect(await life.ending, life.stderr).toEqual({ code: 0, signal: null });
 }
 
@@ -110,6 +113,7 @@ describe(`chaos (${COUNT} faults, TREFOIL_SEED=${SEED})`, () => {
     const injected = new Map<string, number>();
     for (const { name, inject } of schedule(storm)) {
       await inject(storm).catch((error: unknown) => {
+        if (storm.life) lives.push(storm.life);
         throw new Error(`${name} (fault ${[...injected.values()].reduce((a, b) => a + b, 0) + 1}, seed ${SEED})`, {
           cause: error,
         });

@@ -279,10 +279,10 @@ export const FAULTS: readonly Fault[] = [
     inject: async (storm) => {
       const life = await running(storm);
       const heal = failCalls(storm);
-      await pause(50 + storm.random() * 300);
-      // Half of the time the process dies meanwhile, and some of it by itself.
-      if (storm.random() < 0.5) life.send('SIGKILL');
-      else await Promise.race([life.ending, pause(100)]);
+      await life.progress(life.steps + 1 + Math.floor(storm.random() * 4));
+      await pause(storm.random() * 25);
+      // Some of the time the process dies meanwhile, and some of it by itself.
+      if (storm.random() < 0.2) life.send('SIGKILL');
       heal();
       await life.progress(life.steps + 1);
       if (life.isOver) await failed(storm, life);
