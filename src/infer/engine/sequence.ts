@@ -216,7 +216,10 @@ export class Sequence {
   #append(token: number): string {
     this.context.push(token);
     this.#seen?.add(token);
-    const { text, stopped } = this.#stops.push(this.#decoder.push(token));
+    const piece = this.#decoder.push(token);
+    const { text, stopped } = this.#mask?.isConstrained
+      ? { text: this.#stops.end() + piece, stopped: false }
+      : this.#stops.push(piece);
     if (stopped) {
       this.#finishReason = 'stop';
       return text;
