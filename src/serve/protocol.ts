@@ -9,7 +9,7 @@ import { isBuiltInTokenizer } from '../data/tokenizers/built-in.js';
 import { UsageError } from '../errors.js';
 import { HttpError } from '../http/error.js';
 import { tokenBeyond } from '../infer/engine/request.js';
-import { MAX_PENALTY, MIN_PENALTY, type SamplingOptions } from '../infer/engine/sampler.js';
+import { MAX_BIAS, MAX_PENALTY, MAX_SHIFT, MIN_PENALTY, type SamplingOptions } from '../infer/engine/sampler.js';
 import { encodePrompt, longestText, refusalOf } from '../infer/prompt.js';
 import type { JsonSchema } from '../infer/structured/schema.js';
 import { type ResponseFormat, StructuredOutput } from '../infer/structured/structured-output.js';
@@ -21,6 +21,9 @@ const MAX_LOGPROBS = 20;
 /** Entries of one answer: tokens that it lists, times the probabilities at each. An entry takes about 40 bytes of JSON. */
 const MAX_LISTED = 2 ** 21;
 const MAX_TOOLS = 1024;
+/** Stop strings, and their bytes together. */
+const MAX_STOPS = 256;
+const MAX_STOP_BYTES = 2 ** 14;
 /** Unknown fields that are named. */
 const MAX_UNKNOWN = 20;
 /** Characters of what a client sent that are repeated in a message. */
@@ -28,6 +31,18 @@ const MAX_SHOWN = 200;
 
 const isToken = (value: unknown) => Number.isSafeInteger(value) && (value as number) >= 0;
 const isStop = (value: unknown) => typeof value === 'string' && value !== '';
+const areStops = (values: readonly unknown[]) =>
+  values.length <= MAX_STOPS &&
+  values.every(isStop) &&
+  (values as string[]).reduce((sum, stop) => sum + Buffer.byteLength(stop), 0) <= MAX_STOP_BYTES;
+/** Not a record of zod: that takes a microsecond for every token. */
+const isBiases = (value: unknown) =>
+  typeof value === 'object' &&
+  value !== null &&
+  !Array.isArray(value) &&
+  Object.entries(value).every(
+    ([token, bias]) => /^\d{1,9}$/.test(token) && typeof bias === 'number' && Math.abs(bias) <= MAX_BIAS,
+  );
 const isListOf = (value: unknown, isOne: (one: unknown) => boolean) =>
   Array.isArray(value) && value.length > 0 && value.every(isOne);
 /** Not arrays of zod: those take a microsecond for every one of 100,000 tokens. */
@@ -79,17 +94,25 @@ const sampling = {
   seed: z.int().min(0).optional(),
   stop: z
     .custom<string | string[]>(
-      (value) => isStop(value) || (Array.isArray(value) && value.length <= 4 && value.every(isStop)),
-      'expected a text, or a list of up to four, none empty',
+      (value) => areStops(Array.isArray(value) ? value : [value]),
+      `expected a text, or a list of up to ${MAX_STOPS}, none empty, with up to ${MAX_STOP_BYTES} bytes together`,
     )
     .default([]),
   stream: z.boolean().default(false),
-  stream_options: z.strictObject({ include_usage: z.boolean().default(false) }).optional(),
+  stream_options: z.looseObject({ include_usage: z.boolean().nullish() }).optional(),
   temperature: z.number().min(0).default(1),
   top_p: z.number().gt(0).max(1).default(1),
   top_k: z.int().min(-1).default(0),
   min_p: z.number().min(0).max(1).default(0),
   repetition_penalty: z.number().min(MIN_PENALTY).max(MAX_PENALTY).default(1),
+  frequency_penalty: z.number().min(-MAX_SHIFT).max(MAX_SHIFT).default(0),
+  presence_penalty: z.number().min(-MAX_SHIFT).max(MAX_SHIFT).default(0),
+  logit_bias: z
+    .custom<Record<string, number>>(
+      isBiases,
+      `expected an object of token ids with biases from -${MAX_BIAS} to ${MAX_BIAS}`,
+    )
+    .default({}),
   ignore_eos: z.boolean().default(false),
   min_tokens: z.int().min(0).default(0),
   return_token_ids: z.boolean().default(false),
@@ -153,9 +176,6 @@ const chat = z.looseObject({
 
 /** Parameters of the OpenAI API that are not supported, with the values that ask for nothing. */
 const NEUTRAL: Readonly<Record<string, readonly unknown[]>> = {
-  frequency_penalty: [0],
-  presence_penalty: [0],
-  logit_bias: [{}],
   best_of: [1],
   suffix: [''],
   tools: [[]],
@@ -399,7 +419,12 @@ function jobOf(
   { unknown, logprobs, echo, maxNewTokens, format, answer, note }: Details,
   onAccepted: OnAccepted = () => {},
 ): ParsedJob {
-  const { n, stream, temperature, top_p: topP, min_p: minP, repetition_penalty: repetitionPenalty } = known;
+  const { n, stream, temperature, top_p: topP, min_p: minP, logit_bias: logitBias } = known;
+  const beyond = Object.keys(logitBias).find((token) => Number(token) >= model.info.vocabulary);
+  if (beyond !== undefined)
+    throw new HttpError(400, `logit_bias: ${beyond} is not a token; the model has ${model.info.vocabulary}`, {
+      param: 'logit_bias',
+    });
   const choices = prompts.length * n;
   expectChoices(choices);
   const most = longestText(model.info) - maxNewTokens;
@@ -407,7 +432,13 @@ function jobOf(
     stream && !format && text !== null && text.length > LONG_TEXT && Buffer.byteLength(text) < most;
   const seed = known.seed ?? randomInt(2 ** 32);
   const topK = Math.max(0, known.top_k);
-  const sampling: Required<SamplingOptions> = { temperature, topK, topP, minP, repetitionPenalty, seed };
+  const penalties = {
+    repetitionPenalty: known.repetition_penalty,
+    frequencyPenalty: known.frequency_penalty,
+    presencePenalty: known.presence_penalty,
+    logitBias,
+  };
+  const sampling: Required<SamplingOptions> = { temperature, topK, topP, minP, ...penalties, seed };
   const request = {
     maxNewTokens,
     minNewTokens: known.min_tokens,
@@ -615,7 +646,7 @@ function isSame(value: unknown, neutral: unknown): boolean {
 }
 
 /** Checks a body: types, parameters that are not supported, fields that are not known, the name of the model. */
-function check<T extends { model?: string | undefined }>(
+function check<T extends { model?: string | undefined; stream_options?: object | undefined }>(
   schema: z.ZodType<T> & { readonly shape: object },
   body: unknown,
   model: ServedModel,
@@ -641,8 +672,10 @@ function check<T extends { model?: string | undefined }>(
         code: 'model_not_found',
       },
     );
+  const options = Object.keys(parsed.data.stream_options ?? {}).filter((name) => name !== 'include_usage');
   const unknown = Object.keys(given)
     .filter((name) => !Object.hasOwn(schema.shape, name) && !Object.hasOwn(NEUTRAL, name))
+    .concat(options.map((name) => `stream_options.${name}`))
     .slice(0, MAX_UNKNOWN);
   return { known: parsed.data, unknown };
 }

@@ -119,6 +119,8 @@ export interface CheckedRequest {
   readonly sample: Sampler;
   /** The same draws for a GPU; null if it cannot make them. */
   readonly draws: DeviceDraws | null;
+  /** Whether the sampler needs to know how often each token was drawn. */
+  readonly countsTokens: boolean;
   readonly stop: readonly string[];
   readonly ignoreSeparator: boolean;
   readonly logprobs: number | null;
@@ -138,6 +140,10 @@ export function checkRequest(request: EngineRequest, vocabulary: number): Checke
   expectCount('minNewTokens', minNewTokens);
   if (stop.includes('')) throw new UsageError('stop: an empty text would stop at once; give at least one character');
   if (request.responseFormat) expectStructured(request);
+  const { frequencyPenalty = 0, presencePenalty = 0, logitBias = {} } = request.sampling ?? {};
+  const unknown = Object.keys(logitBias).find((name) => !(Number(name) < vocabulary));
+  if (unknown !== undefined)
+    throw new UsageError(`logit-bias: ${unknown} is not a token; the model has the tokens 0 to ${vocabulary - 1}`);
   for (const name of ['logprobs', 'promptLogprobs'] as const)
     if (request[name] !== undefined) expectCount(name, request[name]);
   return {
@@ -147,6 +153,7 @@ export function checkRequest(request: EngineRequest, vocabulary: number): Checke
     stop,
     sample: createSampler(request.sampling),
     draws: deviceDraws(request.sampling),
+    countsTokens: frequencyPenalty !== 0 || presencePenalty !== 0,
     ignoreSeparator: request.ignoreSeparator ?? false,
     logprobs: request.logprobs ?? null,
     promptLogprobs: request.promptLogprobs ?? null,
