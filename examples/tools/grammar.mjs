@@ -76,6 +76,25 @@ function weather(town, sky, degrees) {
   return { name: 'find_weather', arguments: { town }, result: { sky, degrees }, fact };
 }
 
+/** Words to repeat: every answer is a copy, and a model that has learned to copy soon copies names into calls. */
+export function randomDrill(random) {
+  const words = [...COLOURS, ...THINGS, ...TOWNS, ...PEOPLE, ...SKIES];
+  for (let i = words.length - 1; i > 0; i--) {
+    const j = Math.floor(random() * (i + 1));
+    [words[i], words[j]] = [words[j], words[i]];
+  }
+  const turns = Array.from({ length: 2 }, () => {
+    const count = 3 + Math.floor(random() * 10);
+    const number = random() < 0.5 ? ` ${Math.floor(random() * 100)}` : '';
+    return `${words.splice(0, count).join(' ')}${number}`;
+  });
+  const messages = turns.flatMap((text) => [
+    { role: 'user', content: `Say ${text}` },
+    { role: 'assistant', content: `"${text}"` },
+  ]);
+  return { messages };
+}
+
 /** A conversation as a line of `data.source: chat`, with the wishes in it. */
 export function randomChat(random, tools, { heldOut = false, wishes = 1 + Math.floor(random() * 3) } = {}) {
   const offered = [...tools].sort(() => random() - 0.5).slice(random() < 0.15 ? 1 : 0);
@@ -94,6 +113,6 @@ export function randomChat(random, tools, { heldOut = false, wishes = 1 + Math.f
 /** All texts of the grammar, for the tokenizer. */
 export const WORDS = [
   ...[COLOURS, THINGS, TOWNS, PEOPLE, SKIES, ASK_PRICE, ASK_WEATHER, TELL_PRICE, TELL_WEATHER, SMALL_TALK, NO_TOOL].flat(3),
-  'The thing costs 1 coins. It is sunny in town, 1 degrees. I told her: You can call these tools: system user assistant tool',
+  'Say The thing costs 1 coins. It is sunny in town, 1 degrees. I told her: You can call these tools: system user assistant tool',
   'name arguments price sky degrees sent true false null item town to text find_price find_weather send_message',
 ];

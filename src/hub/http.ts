@@ -100,9 +100,10 @@ export async function fetchPieces(
     if (received === length) return;
     const from = range.start + received;
     const response = await request(url, options, { range: `bytes=${from}-${range.end - 1}` });
-    checkRangeAnswer(url, response, from, range);
+    let surplus = bytesBefore(url, response, from, range);
     for await (const chunk of body(response, options.stallMs)) {
-      const part = chunk.subarray(0, length - received);
+      const part = chunk.subarray(surplus).subarray(0, length - received);
+      surplus = Math.max(0, surplus - chunk.length);
       await take(part, range.start + received);
       received += part.length;
       const allowed = TOTAL_FACTOR * options.giveUpAfterMs + (1000 * received) / MIN_BYTES_PER_SECOND;
@@ -272,12 +273,13 @@ function checkStatus(url: string, response: Response): void {
   throw new SourceGaveUp(`${where}: HTTP status ${status}`);
 }
 
-function checkRangeAnswer(url: string, response: Response, from: number, range: ByteRange): void {
+/** Checks the answer to a request for the bytes from `from` on; returns how many bytes before them it begins with. */
+function bytesBefore(url: string, response: Response, from: number, range: ByteRange): number {
   checkStatus(url, response);
   if (response.status !== 206) {
     const whole = response.headers.get('content-length');
-    // A server may answer a request for the whole file with status 200.
-    if (from === 0 && range.end === range.size && Number(whole) === range.size) return;
+    // A server may answer a request for the whole file, or for its end, with status 200 and the whole file.
+    if (range.end === range.size && Number(whole) === range.size) return from;
     throw noRanges(url);
   }
   const answer = /^bytes (\d+)-\d+\/(\d+|\*)$/.exec(response.headers.get('content-range') ?? '');
@@ -288,6 +290,7 @@ function checkRangeAnswer(url: string, response: Response, from: number, range: 
       `${describeUrl(url)} has ${answer[2]} bytes now, not ${range.size} as listed: it was replaced; start again`,
     );
   }
+  return 0;
 }
 
 function noRanges(url: string): SourceGaveUp {

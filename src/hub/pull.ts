@@ -1,5 +1,5 @@
 /** Downloads a model of the hub into the cache of this machine. */
-import { readlinkSync, renameSync, rmSync, statfsSync, symlinkSync } from 'node:fs';
+import { renameSync, rmSync, statfsSync, symlinkSync } from 'node:fs';
 import { dirname, join, relative } from 'node:path';
 import type { Environment } from '../environment.js';
 import { TrefoilError, UsageError } from '../errors.js';
@@ -209,7 +209,7 @@ class Pull {
   #link(file: HubFile): void {
     const path = this.#inSnapshot(file.name);
     const target = relative(dirname(path), join(this.#paths.blobs, file.blob));
-    if (linkTarget(path) === target || (linkTarget(path) === null && this.#isPresent(file))) return;
+    if (this.#isPresent(file)) return;
     const aside = asideName(path);
     try {
       rmSync(aside, { force: true });
@@ -249,15 +249,5 @@ class Pull {
       `${root}: ${mb(needed)} are to be downloaded, and the disk has ${mb(bavail * bsize)} left; free some space, or set ` +
         'HF_HOME to a folder on another disk',
     );
-  }
-}
-
-/** Null if the path is no link. */
-function linkTarget(path: string): string | null {
-  try {
-    return readlinkSync(path);
-  } catch (error) {
-    if (errorCode(error) === 'ENOENT' || errorCode(error) === 'EINVAL') return null;
-    throw fileError('read', path, error);
   }
 }
