@@ -18,7 +18,7 @@ const LEVELS: readonly (readonly string[])[] = [
   ['device'],
   ['tensor'],
   ['ops'],
-  ['config'],
+  ['config', 'hub'],
   ['data', 'run', 'http'],
   ['model'],
   ['exchange'],

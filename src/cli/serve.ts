@@ -13,18 +13,17 @@ import {
   addOptions,
   choice,
   flag,
-  MODEL_PATH,
+  modelOption,
   numberFrom,
   type OptionValues,
   parsed,
-  required,
   threadsOption,
   weightsOption,
   wholeNumber,
 } from './shared/options.js';
 
 const OPTIONS = {
-  model: required('--model <path>', MODEL_PATH),
+  model: modelOption(),
   name: flag('--name <id>', "the model's name in the API (default: name of the folder)"),
   host: parsed('--host <address>', 'address to listen on; other than loopback needs a key', String, '127.0.0.1'),
   port: parsed('--port <n>', 'port to listen on; 0 takes a free one', wholeNumber(0), 8080),

@@ -14,6 +14,8 @@ import type { Device } from '../device/device.js';
 import { UsageError } from '../errors.js';
 import { HF_FILES, HfWeights, isHfFolder, readHfModel } from '../exchange/hf-folder.js';
 import { copyFile, ensureFolder, fileError, statOrUndefined } from '../files.js';
+import { modelFolder } from '../hub/cache.js';
+import { isHubName } from '../hub/name.js';
 import { LanguageModel } from '../model/language-model.js';
 import { parameterCount } from '../model/memory.js';
 import { inFile, isModelConfig, type ModelOrigin, readModelConfig, writeModelConfig } from '../model/model-config.js';
@@ -78,7 +80,7 @@ export function endTokensOf({ tokenizer, endTokens = [] }: TextSource): readonly
 }
 
 const FORMS =
-  'give a run folder, a checkpoint such as checkpoints/step-100, a model.safetensors, or a Hugging Face folder';
+  'give a run folder, a checkpoint such as checkpoints/step-100, a model.safetensors, a Hugging Face folder, or hf:owner/name';
 
 /** A model's files: checked, and the weights open but not read. */
 export interface LocatedModel {
@@ -109,7 +111,7 @@ export interface LoadOptions {
 
 /**
  * `path`: a run folder (its final model, else its newest sound checkpoint), a checkpoint, a file of weights, or a folder
- * with a Hugging Face model. On the CPU the matrices are packed for reading unless they are to be trained.
+ * with a Hugging Face model; or the name of a model of the hub that is in the cache (`pullModel`). On the CPU the matrices are packed for reading unless they are to be trained.
  */
 export function loadModel(
   device: Device,
@@ -218,7 +220,8 @@ function aligned(bytes: number): number {
 }
 
 /** Finds and checks what `loadModel` would load; the caller closes the weights. */
-export function locateModel(path: string): LocatedModel {
+export function locateModel(name: string): LocatedModel {
+  const path = modelFolder(name);
   const newest = namesNewest(path) && findCheckpoint(dirname(dirname(path)), path);
   if (newest) return locateCheckpoint(newest);
   const facts = statOrUndefined(path);
@@ -377,7 +380,9 @@ function keepForeign(path: string): void {
 /** Copies tokenizer files into `folder`; returns the name of the tokenizer for config.json. */
 function placeTokenizer(folder: string, spec: string): string {
   if (isBuiltInTokenizer(spec)) return spec;
-  const source = statOrUndefined(spec)?.isDirectory() ? join(spec, 'tokenizer.json') : spec;
+  const path = isHubName(spec) ? cachedFolder(spec) : spec;
+  if (path === null) return spec;
+  const source = statOrUndefined(path)?.isDirectory() ? join(path, 'tokenizer.json') : path;
   // The file was deleted during the run. Failing here would lose the weights.
   if (!exists(source)) return resolve(source);
   copyFile(source, join(folder, 'tokenizer.json'), { links: 'in model' });
@@ -386,6 +391,16 @@ function placeTokenizer(folder: string, spec: string): string {
     if (exists(companion)) copyFile(companion, join(folder, name), { links: 'in model' });
   }
   return 'tokenizer.json';
+}
+
+/** Null where the model was removed from the cache during the run. */
+function cachedFolder(name: string): string | null {
+  try {
+    return modelFolder(name);
+  } catch (error) {
+    if (error instanceof UsageError) return null;
+    throw error;
+  }
 }
 
 function exists(path: string): boolean {

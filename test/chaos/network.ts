@@ -1,8 +1,8 @@
 /** The hub that the chaos run trains from, and how the network to it is spoilt. */
 import { availableParallelism, loadavg } from 'node:os';
 import { DATASET, numberedDocuments } from '../../src/data/testing/corpora.js';
-import { type HubServer, type Fault as NetworkFault, startHub } from '../../src/data/testing/hub-server.js';
 import { parquetFile } from '../../src/data/testing/parquet.js';
+import { type HubServer, type Fault as NetworkFault, startHub } from '../../src/hub/testing/hub-server.js';
 
 export type { NetworkFault };
 

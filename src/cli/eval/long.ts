@@ -20,6 +20,7 @@ import {
   flag,
   jsonOption,
   MODEL_PATH,
+  modelFlag,
   type OptionValues,
   parsed,
   percentages,
@@ -31,7 +32,7 @@ import {
 import { formatTable, right } from '../shared/table.js';
 
 const OPTIONS = {
-  model: flag('--model <path>', MODEL_PATH),
+  model: modelFlag('--model <path>', MODEL_PATH),
   url: flag('--url <address>', 'a server that speaks the OpenAI API, in place of --model'),
   servedModel: flag('--served-model <name>', 'with --url: name of the model (default: the first it lists)'),
   tokenizer: flag('--tokenizer <name|file>', 'with --url: counts the tokens of --lengths (default: gpt2)'),

@@ -24,6 +24,7 @@ import {
   Flag,
   flag,
   jsonOption,
+  modelFlag,
   modelOption,
   type OptionValues,
   parsed,
@@ -51,7 +52,7 @@ const OPTIONS = {
     'with --by-position: tokens of context that are not far (default: nsa.w of the first model, or 512)',
     wholeNumber(1),
   ),
-  compare: flag('--compare <path...>', 'further models to evaluate on the same data'),
+  compare: modelFlag('--compare <path...>', 'further models to evaluate on the same data'),
   without: new Flag<Branch[] | undefined>(
     '--without <branch...>',
     'also with this branch of attention switched off',

@@ -2,18 +2,19 @@
 import type { Command } from 'commander';
 import { exportHf } from '../../exchange/export-hf.js';
 import { locateModel } from '../../infer/load.js';
+import { byteProgress } from '../shared/byte-progress.js';
 import { type Io, printJson } from '../shared/io.js';
 import {
   addOptions,
   choice,
   jsonOption,
   MODEL_PATH,
+  ModelArgument,
   type OptionValues,
   parsed,
   required,
   wholeNumber,
 } from '../shared/options.js';
-import { byteProgress } from './progress.js';
 
 const OPTIONS = {
   out: required('--out <folder>', 'new folder for config.json, weights and tokenizer'),
@@ -29,7 +30,7 @@ const OPTIONS = {
 type Options = OptionValues<typeof OPTIONS>;
 
 export function configure(command: Command, io: Io): void {
-  addOptions(command.argument('<model>', MODEL_PATH), OPTIONS)
+  addOptions(command.addArgument(new ModelArgument('<model>', MODEL_PATH)), OPTIONS)
     .addHelpText('after', HELP)
     .action((model: string, options: Options) => run(model, options, io));
 }

@@ -10,8 +10,8 @@ import {
 } from 'hyparquet';
 import { compressors } from 'hyparquet-compressors';
 import { TrefoilError, UsageError } from '../../errors.js';
+import { SourceGaveUp } from '../../hub/http.js';
 import type { Blob } from './blob.js';
-import { SourceGaveUp } from './http.js';
 import type { PartReader, RawDocument, ReadRequest } from './reader.js';
 
 /** The first request. Covers the footer of most files: a thousand row groups take some hundred kilobytes. */
