@@ -17,7 +17,11 @@ export const DATA_SOURCES = [
   'files',
   'tokens',
   'chat',
+  'mixture',
 ] as const;
+
+/** Sources that a mixture (data.sources) can have: samples of these are known by number. */
+export const MIXED_SOURCES = ['text', 'jsonl', 'files', 'tokens', 'chat', 'synthetic', 'needle', 'stories'] as const;
 
 /** Sources that read `data.path`. All others make their data or know its address. */
 export const PATH_SOURCES = ['text', 'jsonl', 'files', 'tokens', 'chat'] as const;

@@ -7,6 +7,7 @@ import { type ConfigFile, earlierNameLine, findConfig, readLayer } from './files
 import { configKeys, findKey } from './keys.js';
 import { type Layer, layerOfTree, type Setting } from './layer.js';
 import { environmentLayer, environmentWarnings } from './legacy/environment.js';
+import { completeMixture } from './mixture.js';
 import { checkConfig, problemLine } from './parse.js';
 import type { Config, ConfigInput } from './schema.js';
 import { packageRoot } from './shipped.js';
@@ -88,10 +89,26 @@ function dropContradicted(merged: Map<string, Setting>, layer: Layer, root: stri
     merged.delete('data.source');
   if (source !== undefined && !readsPath(source.value))
     for (const key of ['data.path', 'data.val_path']) if (!layer.has(key)) merged.delete(key);
+  // One source replaces a mixture of a lower layer, and the other way round.
+  const isMixture = isGiven(layer.get('data.sources'));
+  if (!isMixture && (path !== null || (source !== undefined && source.value !== 'mixture')))
+    merged.delete('data.sources');
+  if (isMixture)
+    for (const key of ['data.source', 'data.path', 'data.val_path']) if (!layer.has(key)) merged.delete(key);
+}
+
+function isGiven(setting: Setting | undefined): boolean {
+  return setting !== undefined && setting.value !== null;
 }
 
 /** Completes or refuses what the merged layers name: a path without a source implies one. */
 function settleSource(settings: Map<string, Setting>, root: string): void {
+  const mixture = settings.get('data.sources');
+  if (isGiven(mixture) && !settings.has('data.source')) {
+    const { origin, where } = mixture!;
+    settings.set('data.source', { value: 'mixture', origin: `implied by ${origin}`, where });
+    return;
+  }
   const path = givenPath(settings, root);
   if (path === null) return;
   const { origin, where } = settings.get('data.path')!;
@@ -117,7 +134,9 @@ function sectionsOf(settings: ReadonlyMap<string, Setting>, root: string): Recor
   for (const [path, { value }] of settings) {
     const [section, name] = path.split('.');
     tree[section] ??= {};
-    tree[section][name] = path === 'data.path' && typeof value === 'string' ? insidePackage(value, root) : value;
+    const place = (given: string) => insidePackage(given, root);
+    if (path === 'data.sources') tree[section][name] = completeMixture(value, place);
+    else tree[section][name] = path === 'data.path' && typeof value === 'string' ? place(value) : value;
   }
   return tree;
 }

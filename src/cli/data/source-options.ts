@@ -38,7 +38,7 @@ export function sourceConfig(options: SourceOptions, io: Io, defaults: Readonly<
   const isNamed = options.config !== undefined || io.env['CONFIG'] !== undefined;
   // A path implies its source. Without a path and a config the source is FineWeb-Edu.
   const isOpen =
-    options.localPath === undefined && !isNamed && !options.set?.some((text) => /^data\.(path|source)=/.test(text));
+    options.localPath === undefined && !isNamed && !options.set?.some((text) => /^data\.(path|sources?)=/.test(text));
   const source = options.dataset ?? (isOpen ? 'hub' : undefined);
   pass('dataset', source);
   pass('local-path', options.localPath);
