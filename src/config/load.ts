@@ -2,7 +2,7 @@
 import { join } from 'node:path';
 import type { Environment } from '../environment.js';
 import { UsageError } from '../errors.js';
-import { canRead, ignoredPath, impliedSource, readsPath } from './data-sources.js';
+import { canRead, guessSource, ignoredPath, readsPath } from './data-sources.js';
 import { type ConfigFile, earlierNameLine, findConfig, readLayer } from './files.js';
 import { configKeys, findKey } from './keys.js';
 import { type Layer, layerOfTree, type Setting } from './layer.js';
@@ -32,6 +32,8 @@ export interface ResolvedConfig {
   file: string | null;
   /** Warnings about variables without effect. */
   warnings: string[];
+  /** A line for every source that was guessed from what lies at its path. */
+  guesses: string[];
 }
 
 const EMPTY: Layer = new Map();
@@ -114,9 +116,26 @@ function settleSource(settings: Map<string, Setting>, root: string): void {
   const { origin, where } = settings.get('data.path')!;
   const source = settings.get('data.source');
   if (source === undefined)
-    settings.set('data.source', { value: impliedSource(path), origin: `implied by ${origin}`, where });
+    settings.set('data.source', { value: guessSource(path).source, origin: `implied by ${origin}`, where });
   else if (!readsPath(source.value) && findKey('data.source')?.choices.includes(String(source.value)))
     throw new UsageError(ignoredPath(source.value, where));
+}
+
+/** `data.source: chat, as the lines of a.jsonl have messages`, for every path whose source is not given. */
+function guessLines(settings: ReadonlyMap<string, Setting>, root: string): string[] {
+  const line = (key: string, path: string) => {
+    const { source, because } = guessSource(path);
+    return `${key}: ${source}, as ${because}`;
+  };
+  const sources = settings.get('data.sources')?.value;
+  if (Array.isArray(sources))
+    return (sources as Readonly<Record<string, unknown>>[]).flatMap((one) =>
+      typeof one?.['path'] === 'string' && one['source'] === undefined
+        ? [line(`data.sources: ${one['name']}: source`, insidePackage(one['path'], root))]
+        : [],
+    );
+  const path = givenPath(settings, root);
+  return path === null || settings.has('data.source') ? [] : [line('data.source', path)];
 }
 
 function givenPath(settings: ReadonlyMap<string, Setting>, root: string): string | null {
@@ -157,6 +176,7 @@ export function loadConfig(options: LoadOptions): ResolvedConfig {
   const { layer, file } = fileLayer(options, root);
   const profile = profileLayer([flags, environment, layer], root);
   const settings = merge([profile, layer, environment, flags], root);
+  const guesses = guessLines(settings, root);
   settleSource(settings, root);
   const config = check(settings, root);
   const origins = new Map(configKeys.map((key) => [key.path, settings.get(key.path)?.origin ?? 'default']));
@@ -165,7 +185,7 @@ export function loadConfig(options: LoadOptions): ResolvedConfig {
     ...(file === null ? [] : earlierNameLine(file)),
     ...[layer, profile, flags].flatMap(oldNameLines),
   ];
-  return { config, origins, file: file?.label ?? null, warnings };
+  return { config, origins, file: file?.label ?? null, warnings, guesses };
 }
 
 const NAMED_KEYS = 3;

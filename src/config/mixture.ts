@@ -98,7 +98,7 @@ export function mixtureProblems({ source, sources, path, val_path, synthetic_on_
   for (const name of new Set(names.filter((one, i) => names.indexOf(one) !== i)))
     add('data.sources', `two sources are named ${name}; give each a name of its own`);
   const total = sources.reduce((sum, { weight }) => sum + weight, 0);
-  if (Math.abs(total - 1) > SUM_TOLERANCE) {
+  if (sources.length > 0 && Math.abs(total - 1) > SUM_TOLERANCE) {
     const parts = sources.map(({ name, weight }) => `${name} ${weight}`).join(', ');
     add('data.sources', `the weights sum to ${Number(total.toPrecision(6))} (${parts}); make them sum to 1`);
   }

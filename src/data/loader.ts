@@ -32,6 +32,8 @@ export interface SourceProgress {
   readonly tokens: number;
   /** Passes over it, with their fraction. 0 for sources without end. */
   readonly epoch: number;
+  /** Training tokens of one pass; Infinity for sources without end. */
+  readonly tokensPerEpoch: number;
 }
 
 /** A source of training and validation batches with an exact position. */
@@ -60,6 +62,8 @@ export interface Loader {
   telemetry?(): LoaderTelemetry;
   /** Of a mixture (data.sources): what was taken from each source up to a position; default: the present one. */
   sources?(position?: object): readonly SourceProgress[];
+  /** Of a mixture: the first source that ends within the next `samples` samples of all ranks, and after how many of them. */
+  firstEnd?(samples: number): { readonly name: string; readonly after: number } | null;
   /** Of a mixture: the sources that have validation samples, with their weights. */
   readonly validationSources?: readonly { readonly name: string; readonly weight: number }[] | undefined;
   /** The position, a JSON value that `restore` accepts. */

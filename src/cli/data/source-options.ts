@@ -48,12 +48,13 @@ export function sourceConfig(options: SourceOptions, io: Io, defaults: Readonly<
   set('data.tokenizer', options.tokenizer);
   set('data.workers', options.workers);
   flags.set(...(options.set ?? []));
-  const { config, warnings } = loadConfig({
+  const { config, warnings, guesses } = loadConfig({
     env: io.env,
     flags: flags.layer,
     config: options.config ?? null,
   });
   for (const warning of warnings) io.warn(warning);
+  for (const guess of guesses) io.err(guess);
   return config;
 }
 

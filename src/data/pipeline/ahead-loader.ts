@@ -18,6 +18,7 @@ export class AheadLoader implements Loader {
   readonly samplesPerEpoch: number;
   readonly telemetry?: () => LoaderTelemetry;
   readonly sources?: () => readonly SourceProgress[];
+  readonly firstEnd?: NonNullable<Loader['firstEnd']>;
   readonly fallBack?: (error: TrefoilError) => void;
   readonly #loader: Loader;
   #early: Early[] = [];
@@ -28,6 +29,7 @@ export class AheadLoader implements Loader {
     this.tokensPerEpoch = loader.tokensPerEpoch;
     this.samplesPerEpoch = loader.samplesPerEpoch;
     if (loader.telemetry) this.telemetry = () => loader.telemetry!();
+    if (loader.firstEnd) this.firstEnd = (samples) => loader.firstEnd!(samples);
     if (loader.sources) this.sources = () => loader.sources!(this.state());
     if (loader.fallBack)
       this.fallBack = (error) => {

@@ -66,11 +66,11 @@ export class Mixture implements Samples {
     }
   }
 
-  /** The sample number at which the first source ends and its part; null if none does before `sample`. */
-  firstEnd(sample: number): { part: number; sample: number } | null {
+  /** The source that ends first before sample number `sample`, and the first sample that it lacks. */
+  firstEnd(sample: number): { name: string; sample: number } | null {
     const ends = (part: number, at: number) =>
       this.taken(part, at) > this.parts[part].spec.epochs * this.parts[part].source.train.perEpoch;
-    let first: { part: number; sample: number } | null = null;
+    let first: { name: string; sample: number } | null = null;
     for (const part of this.parts.keys()) {
       let low = this.#from;
       let high: number = first?.sample ?? sample;
@@ -80,7 +80,7 @@ export class Mixture implements Samples {
         if (ends(part, middle)) high = middle;
         else low = middle;
       }
-      first = { part, sample: high - 1 };
+      first = { name: this.parts[part].spec.name, sample: high - 1 };
     }
     return first;
   }
@@ -92,6 +92,7 @@ export class Mixture implements Samples {
         name: part.spec.name,
         tokens: Math.round(samples * this.#tokensPerSample(part)),
         epoch: samples / part.source.train.perEpoch,
+        tokensPerEpoch: part.source.tokensPerEpoch,
       };
     });
   }

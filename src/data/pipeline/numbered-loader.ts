@@ -9,7 +9,7 @@
 import type { Config } from '../../config/schema.js';
 import { TrefoilError, UsageError } from '../../errors.js';
 import { type Batch, type Packing, packBatch, type Samples } from '../batch.js';
-import type { Loader, OpenOptions, SourceProgress } from '../loader.js';
+import type { Loader, OpenOptions } from '../loader.js';
 import type { NumberedSource } from './numbered-source.js';
 import { type LoaderState, readLoaderState, type SampleSettings } from './position.js';
 
@@ -20,7 +20,8 @@ export class NumberedLoader implements Loader {
   readonly samplesPerEpoch: number;
   readonly validationSamples: number;
   readonly validationSources: Loader['validationSources'];
-  readonly sources?: (position?: object) => readonly SourceProgress[];
+  readonly sources?: NonNullable<Loader['sources']>;
+  readonly firstEnd?: NonNullable<Loader['firstEnd']>;
   readonly #config: Config;
   readonly #source: NumberedSource;
   readonly #rank: number;
@@ -48,6 +49,10 @@ export class NumberedLoader implements Loader {
       .filter((part) => part.source.validationSamples > 0)
       .map(({ spec: { name, weight } }) => ({ name, weight }));
     this.sources = (position = this.state()) => mixture.progress((position as LoaderState).sample);
+    this.firstEnd = (samples) => {
+      const end = mixture.firstEnd(this.#sample + samples);
+      return end && { name: end.name, after: end.sample - this.#sample };
+    };
   }
 
   next(): Batch {
