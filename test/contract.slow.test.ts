@@ -177,7 +177,7 @@ const KEYS: Readonly<Record<string, readonly [TinyOverrides, Effect]>> = {
       data: {
         source: 'mixture',
         sources: [
-          { name: 'lines', source: 'jsonl', path: 'docs.jsonl', weight: 0.5, epochs: 100 },
+          { name: 'noise', source: 'synthetic', weight: 0.5 },
           { name: 'tales', source: 'stories', weight: 0.5 },
         ],
       },
