@@ -172,6 +172,18 @@ const KEYS: Readonly<Record<string, readonly [TinyOverrides, Effect]>> = {
   'nsa.force_uniform_gate': [{ nsa: { force_uniform_gate: true } }, numbers],
   'nsa.stopgrad_gates': [{ nsa: { stopgrad_gates: true } }, numbers],
   'data.source': [{ data: { source: 'synthetic' } }, numbers],
+  'data.sources': [
+    {
+      data: {
+        source: 'mixture',
+        sources: [
+          { name: 'noise', source: 'synthetic', weight: 0.5 },
+          { name: 'tales', source: 'stories', weight: 0.5 },
+        ],
+      },
+    },
+    numbers,
+  ],
   'data.path': [{ data: { source: 'jsonl', path: 'docs.jsonl' } }, numbers],
   'data.tokenizer': [{ data: { tokenizer: 'gpt2' } }, numbers],
   'data.val_fraction': [{ data: { val_fraction: 0.5 } }, numbers],

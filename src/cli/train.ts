@@ -75,6 +75,7 @@ async function run(line: TrainCommandLine, io: Io): Promise<number> {
   }
   const say = isFirst ? (line.json ? io.err : io.out) : () => {};
   say(`config: ${resolved.file ?? 'defaults'}`);
+  for (const guess of resolved.guesses) say(guess);
   // No warning: runbooks export such variables for every command, and look for warnings in the log.
   for (const line of unreadVariables(io.env, 'a training', TRAINING_IGNORES)) say(line);
   const request = { resume: line.resume, save: line.save, say, identity };

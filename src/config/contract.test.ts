@@ -74,6 +74,11 @@ const KEYS: [key: string, text: string, value: unknown, needed?: string][] = [
   ['data.shuffle', 'false', false],
   ['data.seed', '5', 5],
   ['data.split_seed', '5', 5],
+  [
+    'data.sources',
+    '[{name: a, source: stories, weight: 1}]',
+    [{ name: 'a', source: 'stories', path: null, weight: 1, epochs: 1 }],
+  ],
   ['data.text_field', 'body', 'body'],
   ['data.vocab_size', '1000', 1000],
   ['data.stories_drills', '4', 4],

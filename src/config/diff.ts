@@ -1,5 +1,6 @@
 /** Differences between the config of a checkpoint and that of the run which resumes it. */
 import { UsageError } from '../errors.js';
+import { mixtureChanges } from './mixture.js';
 import { show } from './parse.js';
 import type { Config } from './schema.js';
 
@@ -56,7 +57,9 @@ export function diffConfigs(before: Config, after: Config): ConfigChange[] {
     const saved: Record<string, unknown> = before[section as keyof Config];
     for (const [name, now] of Object.entries(keys)) {
       const key = `${section}.${name}`;
-      if (JSON.stringify(saved[name]) !== JSON.stringify(now))
+      const mixed = key === 'data.sources' ? mixtureChanges(before.data.sources, after.data.sources) : null;
+      if (mixed !== null) changes.push(...mixed.map(({ isRefused, ...change }) => ({ ...change, shape: isRefused })));
+      else if (JSON.stringify(saved[name]) !== JSON.stringify(now))
         changes.push({ key, before: saved[name], after: now, shape: SHAPE_KEYS.has(key) });
     }
   }

@@ -1,5 +1,6 @@
 /** The schema as a flat table of keys such as `train.lr`, for messages, environment, flags and the printed config. */
 import { z } from 'zod';
+import { MIXTURE_ALLOWED } from './mixture.js';
 import { configShape } from './schema.js';
 
 export type KeyKind = 'integer' | 'number' | 'boolean' | 'text' | 'choice' | 'list';
@@ -58,6 +59,7 @@ function allowedBy(schema: JsonSchema): string {
     case 'choice':
       return `one of ${schema.enum!.join(', ')}`;
     case 'list':
+      if (schema.items?.type === 'object') return MIXTURE_ALLOWED;
       if (schema.items) return `a list of ${schema.minItems} or more, each ${allowedBy(schema.items)}`;
       return `a list of ${schema.prefixItems!.length}, each ${allowedBy(schema.prefixItems![0])}`;
     case 'boolean':

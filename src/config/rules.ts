@@ -1,6 +1,7 @@
 /** Rules between keys (docs/explain/attention.md). Each problem names one key and the allowed values. */
 import { greatestCommonDivisor } from '../numbers.js';
 import { isOneOf, readsPath, VALIDATION_PATH_SOURCES } from './data-sources.js';
+import { mixtureProblems } from './mixture.js';
 import type { Config } from './schema.js';
 
 export interface ConfigProblem {
@@ -124,6 +125,7 @@ export function relationProblems(config: Config): ConfigProblem[] {
     ...blockProblems(config.nsa),
     ...sparseStartProblems(config),
     ...scorerLossProblems(config),
+    ...mixtureProblems(config.data),
   ];
   if (config.nsa.force_branch !== 'none' && config.nsa.force_uniform_gate) {
     const message = `true contradicts nsa.force_branch ${config.nsa.force_branch}; set one of the two`;
@@ -137,7 +139,11 @@ export function relationProblems(config: Config): ConfigProblem[] {
     const message = `missing; data.source ${config.data.source} needs a path (--local-path)`;
     problems.push({ path: 'data.path', message });
   }
-  if (config.data.val_path !== null && !isOneOf(VALIDATION_PATH_SOURCES, config.data.source)) {
+  if (
+    config.data.val_path !== null &&
+    config.data.sources === null &&
+    !isOneOf(VALIDATION_PATH_SOURCES, config.data.source)
+  ) {
     const message = `not read by data.source ${config.data.source}; one of ${VALIDATION_PATH_SOURCES.join(', ')} reads it`;
     problems.push({ path: 'data.val_path', message });
   }

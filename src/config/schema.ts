@@ -6,6 +6,7 @@
  */
 import { z } from 'zod';
 import { DATA_SOURCES } from './data-sources.js';
+import { type MixedSourceInput, mixtureSchema } from './mixture.js';
 import { relationProblems } from './rules.js';
 
 const count = () => z.int().min(1);
@@ -123,6 +124,11 @@ const nsa = {
 const data = {
   /** Where documents come from. */
   source: z.enum(DATA_SOURCES).default('synthetic'),
+  /**
+   * Several sources, mixed: a list of {name, source, path, weight, epochs}. Weights are shares of tokens and sum to 1; a
+   * source that ends is repeated up to its epochs (default 1), then the run stops.
+   */
+  sources: mixtureSchema.nullable().default(null),
   /** File, folder or glob of a local source; package:PATH is relative to the installed package. */
   path: text().nullable().default(null),
   /** Tokenizer: byte, gpt2, stories or the path of a tokenizer.json. */
@@ -347,8 +353,10 @@ export interface Config {
 
 /** A config as it is written down: every key may be omitted. */
 export type ConfigInput = {
-  [S in keyof Config]?: { [K in keyof Config[S]]?: Config[S][K] | undefined } | undefined;
+  [S in keyof Config]?: { [K in keyof Config[S]]?: InputOf<K, Config[S][K]> | undefined } | undefined;
 };
+
+type InputOf<Key, Value> = Key extends 'sources' ? readonly MixedSourceInput[] | null : Value;
 
 /** A config that also obeys the rules between keys (rules.ts). */
 export const configSchema = configShape.superRefine((config, context) => {

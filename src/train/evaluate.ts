@@ -21,6 +21,28 @@ export interface Evaluation {
   readonly loss: number;
   readonly perplexity: number;
   readonly targets: number;
+  /** Of a mixture: each source's. `loss` is then their mean by the weights of the mixture. */
+  readonly bySource?: readonly SourceLoss[];
+}
+
+/** The loss on the validation data of one source of a mixture. */
+export interface SourceLoss {
+  readonly name: string;
+  readonly loss: number;
+  readonly targets: number;
+}
+
+/** The evaluation of a mixture from those of its sources, by weight. Sources without a target count for nothing. */
+export function mixedEvaluation(parts: readonly (SourceLoss & { readonly weight: number })[]): Evaluation {
+  const counted = parts.filter(({ targets }) => targets > 0);
+  const weights = counted.reduce((sum, { weight }) => sum + weight, 0);
+  const loss = counted.reduce((sum, { weight, loss: own }) => sum + weight * own, 0) / weights;
+  return {
+    loss,
+    perplexity: Math.exp(loss),
+    targets: counted.reduce((sum, { targets }) => sum + targets, 0),
+    bySource: counted.map(({ name, loss: own, targets }) => ({ name, loss: own, targets })),
+  };
 }
 
 /**

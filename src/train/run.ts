@@ -157,6 +157,7 @@ export class Run {
     const { loader } = this.#trainer;
     const { usedBytes, peakBytes, reservedBytes } = this.#model.device.memory;
     const telemetry = loader.telemetry?.();
+    const sources = loader.sources?.();
     return {
       ...trained,
       metrics: {
@@ -171,6 +172,10 @@ export class Run {
         gpu_mem_peak: Math.round(peakBytes / MIB),
         gpu_mem_reserved: Math.round(reservedBytes / MIB),
         ...(telemetry && { docs_seen: telemetry.documents, queue_fill: telemetry.queueFill }),
+        ...(sources && {
+          source_tokens: Object.fromEntries(sources.map(({ name, tokens }) => [name, tokens])),
+          source_epoch: Object.fromEntries(sources.map(({ name, epoch }) => [name, epoch])),
+        }),
       },
     };
   }
@@ -260,7 +265,10 @@ export class Run {
     }
     this.#records.writeEvaluation(step, evaluation);
     this.#options.onEvaluation?.({ step, ...evaluation });
-    this.#log.say(`eval ${step} | val_loss ${evaluation.loss.toFixed(4)} | ppl ${evaluation.perplexity.toFixed(2)}`);
+    const parts = evaluation.bySource?.map(({ name, loss }) => ` | ${name} ${loss.toFixed(4)}`) ?? [];
+    this.#log.say(
+      `eval ${step} | val_loss ${evaluation.loss.toFixed(4)} | ppl ${evaluation.perplexity.toFixed(2)}${parts.join('')}`,
+    );
   }
 
   async #sample(): Promise<void> {

@@ -10,6 +10,7 @@ import { resolve } from 'node:path';
 import { parseConfig } from '../config/parse.js';
 import { toYaml } from '../config/print.js';
 import type { Config } from '../config/schema.js';
+import type { Loader } from '../data/loader.js';
 import { AheadLoader } from '../data/pipeline/ahead-loader.js';
 import type { Device } from '../device/device.js';
 import { TrefoilError, UsageError } from '../errors.js';
@@ -138,6 +139,7 @@ async function openAndRun(
     onEnd(() => trainer.free());
     if (point) restore(point, trainer, log);
     else if (resume !== null) log.say('no checkpoint yet: starting from step 0');
+    warnOfEnd(loader, config, trainer.progress.step, world.size, log);
 
     const run = new Run({ folder, model, trainer, records, ends, log, signals, options });
     ends.facts = run.facts;
@@ -167,6 +169,18 @@ function restore(point: ResumePoint, trainer: Trainer, log: RankLogger): void {
         `use --steps with more than ${step}`,
     );
   else if (steps === step) log.say(`all ${steps} steps are done; --steps with more than ${steps} continues`);
+}
+
+/** A mixture whose source ends before the run: better said now than when it happens. */
+function warnOfEnd(loader: Loader, { train }: Config, step: number, ranks: number, log: RankLogger): void {
+  const perStep = train.batch_size * train.accumulate_grad_batches * ranks;
+  const end = loader.firstEnd?.((train.steps - step) * perStep);
+  if (!end) return;
+  const last = step + Math.floor(end.after / perStep);
+  log.warn(
+    `data.sources: ${end.name} ends after step ${last} of ${train.steps}, and the run with it; raise its epochs, lower its ` +
+      'weight, or train fewer steps (trefoil data inspect shows all sources)',
+  );
 }
 
 /** config.yaml and env.json. */

@@ -20,7 +20,7 @@ import {
 import { createExchange } from './data-parallel.js';
 import { BatchUploader } from './device-batch.js';
 import { createStepper } from './device-stepper.js';
-import { type Evaluation, evaluate } from './evaluate.js';
+import { type Evaluation, evaluate, mixedEvaluation } from './evaluate.js';
 import type { GradientExchange } from './gradient-exchange.js';
 import { completeBatch, DataEnded, IterableLoader, type TokenBatch } from './iterable-loader.js';
 import { singleWorld, type World } from './ranks/world.js';
@@ -245,8 +245,14 @@ export class Trainer implements TrainingState, AsyncIterable<TrainingStep> {
     this.#sparseStart?.setBlocks(progress.step);
     const count = config.train.eval_batches;
     if (!batches) await this.#readyToEvaluate(loader, count);
-    const given = batches ? Array.from(batches, completeBatch) : loader.evalBatches(count);
-    const evaluation = evaluate(model, this.#uploader, given, config, world.agreement, this.#options.loss);
+    const losses = (given: Iterable<Batch>) =>
+      evaluate(model, this.#uploader, given, config, world.agreement, this.#options.loss);
+    const { validationSources: sources } = loader;
+    const evaluation = batches
+      ? losses(Array.from(batches, completeBatch))
+      : sources
+        ? mixedEvaluation(sources.map((source) => ({ ...source, ...losses(loader.evalBatches(count, source.name)) })))
+        : losses(loader.evalBatches(count));
     if (evaluation.targets === 0)
       throw new UsageError('Trainer.evaluate: no validation data; set data.val_fraction or pass batches');
     progress.lastValLoss = evaluation.loss;
