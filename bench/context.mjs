@@ -12,6 +12,7 @@ import { cpus } from 'node:os';
 import { dirname, join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
+import { writeCorpus } from './context-corpus.mjs';
 
 const root = join(dirname(fileURLToPath(import.meta.url)), '..');
 const option = (value) => ({ type: 'string', ...(value !== undefined && { default: value }) });
@@ -26,6 +27,7 @@ const { values } = parseArgs({
 
 const scorer = { 'train.scorer_loss': 0.1 };
 const none = { 'train.scorer_loss': 0 };
+const muon = { 'train.optimizer': 'muon' };
 // The curriculum of needle_cpu in half of its samples. 1024 tokens are the longest of the training.
 const short = {
   'train.steps': 750,
@@ -48,11 +50,13 @@ const mixed = {
 const rope = { 'model.rope_scale': 1, 'model.n_layers': 2 };
 // Waves of more than 64 tokens stand still, so that what is found at one distance is found at any.
 const slow = { 'model.rope_type': 'llama3', 'model.rope_factor': 1e6, 'model.rope_original_context': 64 };
+// A window of 64 tokens of 2,048; dense attention gets in its feed-forward what it has fewer in its projections.
 const language = {
-  ...{ 'model.dim': 192, 'model.n_heads': 6, 'model.n_kv_groups': 2, 'train.steps': 800 },
-  ...{ 'train.seq_len': 2048, 'train.batch_size': 1, 'nsa.n_sel': 12, 'train.save_every': 0, 'train.sample_every': 0 },
-  ...{ 'train.eval_every': 200, 'data.val_fraction': 0.05 },
+  ...{ 'train.steps': 800, 'train.seq_len': 2048, 'train.batch_size': 1, 'nsa.n_sel': 12 },
+  ...muon,
+  ...{ 'train.save_every': 0, 'train.sample_every': 0, 'train.eval_every': 0, 'data.val_fraction': 0 },
 };
+const dense = { 'model.attention': 'dense', 'model.mlp_hidden': 345 };
 
 /** Changes of each variant to its config; `phases` are the settings of runs that follow each other in one folder. */
 const VARIANTS = {
@@ -62,6 +66,12 @@ const VARIANTS = {
   'short-nsa': { config: 'needle_cpu', set: { ...short, ...none } },
   'short-scorer': { config: 'needle_cpu', set: { ...short, ...scorer } },
   'short-scorer-1': { config: 'needle_cpu', set: { ...short, 'train.scorer_loss': 1 } },
+  'short-scorer-muon': { config: 'needle_cpu', set: { ...short, ...scorer, ...muon } },
+  'short-nsa-muon': { config: 'needle_cpu', set: { ...short, ...none, ...muon } },
+  'rate2-scorer-muon': { config: 'needle_cpu', set: { ...short, ...scorer, ...muon, 'train.lr': 8e-3 } },
+  'mixed-scorer-muon': { config: 'needle_cpu', set: { ...mixed, ...scorer, ...muon } },
+  'rope2-scorer-muon': { config: 'needle_cpu', set: { ...rope, ...short, ...scorer, ...muon } },
+  'short-scorer-betas': { config: 'needle_cpu', set: { ...short, ...scorer, 'train.betas': '[0.9,0.99]' } },
   'early-scorer': { config: 'needle_cpu', set: { ...early, ...scorer } },
   'early-scorer-0.3': { config: 'needle_cpu', set: { ...early, 'train.scorer_loss': 0.3 } },
   'small-scorer': { config: 'needle_cpu', set: { ...small, ...scorer } },
@@ -75,71 +85,36 @@ const VARIANTS = {
   'rope2-scorer': { config: 'needle_cpu', set: { ...rope, ...scorer } },
   'rope2-slow-nsa': { config: 'needle_cpu', set: { ...rope, ...slow, ...none } },
   'rope2-slow-scorer': { config: 'needle_cpu', set: { ...rope, ...slow, ...scorer } },
-  'language-dense': { config: 'text_cpu', set: { ...language, 'model.attention': 'dense' } },
-  'language-nsa': { config: 'text_cpu', set: language },
+  'language-dense': { config: 'text_cpu', set: { ...language, ...dense } },
+  'language-nsa': { config: 'text_cpu', set: { ...language, ...none } },
   'language-scorer': { config: 'text_cpu', set: { ...language, ...scorer } },
 };
 
-/** The runs in the order in which they answer most. */
+/** The runs in the order in which they answer most: variants and their seeds. */
 const PLAN = [
-  ...[
-    ['short-scorer', 1],
-    ['early-scorer', 1],
-    ['scorer', 1],
-    ['early-scorer-0.3', 1],
-    ['small-scorer', 1],
-    ['nsa', 1],
-  ],
-  ...[
-    ['short-scorer-1', 1],
-    ['flat-scorer', 1],
-    ['rate2-scorer', 1],
-    ['mixed-scorer', 1],
-    ['scorer', 2],
-  ],
-  ...[
-    ['rope2-slow-scorer', 1],
-
-    ['scorer', 3],
-  ],
-  ...[
-    ['nsa', 2],
-    ['nsa', 3],
-    ['short-scorer', 2],
-    ['short-scorer', 3],
-    ['rope2-scorer', 1],
-    ['two-runs', 1],
-  ],
-  ...[
-    ['mixed-scorer', 2],
-    ['mixed-scorer', 3],
-    ['rate2-scorer', 2],
-    ['rate2-scorer', 3],
-    ['scorer', 4],
-    ['scorer', 5],
-  ],
-  ...[
-    ['two-runs', 2],
-    ['two-runs', 3],
-    ['mixed-nsa', 1],
-    ['rate2-nsa', 1],
-    ['short-nsa', 1],
-    ['rope2-slow-nsa', 1],
-  ],
-  ...[
-    ...['rope2-nsa', 'language-scorer', 'language-dense', 'language-nsa', 'rope2-slow-scorer', 'rope2-scorer'],
-    ...[
-      'rope2-slow-nsa',
-      'rope2-nsa',
-      'mixed-nsa',
-      'rate2-nsa',
-      'short-nsa',
-      'short-scorer-1',
-      'flat-scorer',
-      'flat-nsa',
-    ],
-  ].flatMap((name) => [1, 2, 3].map((seed) => [name, seed])),
-].filter(([variant, seed], i, all) => all.findIndex((one) => one[0] === variant && one[1] === seed) === i);
+  ['short-scorer-muon', [1, 2]],
+  ['language-dense,language-scorer', [1]],
+  ['short-scorer-muon', [3]],
+  ['mixed-scorer-muon', [1]],
+  ['language-dense,language-scorer', [2, 3]],
+  ['short-scorer-muon', [4, 5]],
+  ['language-nsa', [1, 2, 3]],
+  ['mixed-scorer-muon', [2, 3]],
+  ['rope2-scorer-muon', [1, 2, 3]],
+  ['short-nsa-muon', [1, 2, 3]],
+  ['rate2-scorer-muon', [1, 2, 3]],
+  ['rope2-slow-nsa,rate2-nsa', [1]],
+  ['scorer', [1, 2, 3, 4, 5]],
+  ['nsa', [1, 2, 3]],
+  ['rate2-scorer', [1, 2, 3]],
+  ['short-scorer-betas', [1]],
+  ['short-scorer,mixed-scorer,rope2-slow-scorer', [1, 2, 3]],
+  ['early-scorer,early-scorer-0.3,small-scorer,short-scorer-1,flat-scorer', [1]],
+  ['rope2-scorer,two-runs', [1, 2, 3]],
+  ['mixed-nsa,short-nsa,rope2-nsa,flat-nsa', [1]],
+]
+  .flatMap(([names, seeds]) => seeds.flatMap((seed) => names.split(',').map((name) => [name, seed])))
+  .filter(([variant, seed], i, all) => all.findIndex((one) => one[0] === variant && one[1] === seed) === i);
 
 const result = existsSync(values.out)
   ? JSON.parse(readFileSync(values.out, 'utf8'))
@@ -250,12 +225,12 @@ async function measure(variant, seed) {
   for (const [i, phase] of phases.entries()) {
     const all = { ...common, ...phase };
     const words = ['train', '--config', config, '--out-dir', out, ...(i > 0 ? ['--resume', 'auto'] : [])];
-    const data = isNeedle ? [] : ['--local-path', corpus()];
+    const data = isNeedle ? [] : trainingText();
     const sets = Object.entries(all).flatMap(([key, value]) => ['--set', `${key}=${value}`]);
     cpuSeconds += (await trefoil([...words, ...data, ...sets])).cpuSeconds;
   }
   const training = trainingOf(out);
-  const measured = isNeedle ? { ...(await needles(out)), coverage: await coverage(out) } : await byPosition(out);
+  const measured = isNeedle ? { ...(await needles(out)), coverage: await coverage(out) } : await farContext(out);
   for (const step of checkpoints(out)) rmSync(join(out, 'checkpoints', `step-${step}`), { recursive: true });
   const { summary, ...rest } = measured;
   return {
@@ -337,15 +312,53 @@ async function coverage(out) {
   const task = { vocabSize: 128, records: 3, facts: 2, questions: 8, absent: 2 };
   const file = join(values.work, 'case.txt');
   writeFileSync(file, Buffer.from(caseTokens(task, 1024, 0.5, 1, 0)));
-  const { json } = await trefoil(['eval', 'selection', '--model', out, '--text-file', file, '--coverage', '--json']);
+  return coverageOf(out, file);
+}
+
+async function coverageOf(out, file) {
+  const words = [
+    'eval',
+    'selection',
+    '--model',
+    out,
+    '--text-file',
+    file,
+    '--coverage',
+    '--max-tokens',
+    '2048',
+    '--json',
+  ];
+  const { json } = await trefoil(words);
   return json.coverage.layers.map(({ forced, random, chosen, best }) => ({ forced, random, chosen, best }));
 }
 
-/** Validation loss by the tokens of context. */
-async function byPosition(out) {
-  const words = ['--local-path', corpus(), '--seq-len', '2048', '--batches', '64', '--set', 'data.val_fraction=0.05'];
-  const { json } = await trefoil(['eval', 'loss', '--model', out, '--by-position', '--json', ...words]);
-  return { validation: json, summary: { validation: json.loss } };
+/** Validation loss, what context beyond the window is worth, and coverage by layer: the mean of four documents. */
+async function farContext(out) {
+  const validation = join(corpus(), 'val.jsonl');
+  const words = ['--local-path', validation, '--seq-len', '2048', '--by-position', '--near', '64', '--json'];
+  const { loss, bits_per_byte, targets, by_position, far } = (await trefoil(['eval', 'loss', '--model', out, ...words]))
+    .json;
+  const texts = readFileSync(validation, 'utf8')
+    .trim()
+    .split('\n')
+    .map((line) => JSON.parse(line).text);
+  const documents = texts.sort((a, b) => b.length - a.length).slice(0, 4);
+  const measured = [];
+  for (const text of documents) {
+    const file = join(values.work, 'case.txt');
+    writeFileSync(file, text);
+    measured.push(await coverageOf(out, file));
+  }
+  const mean = (layer, key) => measured.reduce((sum, one) => sum + one[layer][key], 0) / measured.length;
+  const covered = measured[0].map((shares, layer) =>
+    Object.fromEntries(Object.keys(shares).map((key) => [key, mean(layer, key)])),
+  );
+  const validationRow = { loss, bits_per_byte, targets, by_position, far };
+  return {
+    validation: validationRow,
+    coverage: covered,
+    summary: { validation: loss, gain: far.gain, error: far.error },
+  };
 }
 
 function checkpoints(out) {
@@ -353,25 +366,17 @@ function checkpoints(out) {
   return steps.map((name) => Number(name.slice(5))).sort((a, b) => a - b);
 }
 
-/** This repository's sources and documents as one text, which all language runs read. */
+/** The folder with the text of the language runs. */
 function corpus() {
-  const file = join(values.work, 'corpus.txt');
-  if (existsSync(file)) return file;
-  const folders = ['src', 'docs', 'test', 'bench', 'examples'].map((name) => join(root, name));
-  const files = folders.flatMap((folder) =>
-    readdirSync(folder, { recursive: true })
-      .filter((name) => /\.(ts|md|cpp|h|cu|mjs)$/.test(name))
-      .map((name) => join(folder, name)),
-  );
-  mkdirSync(values.work, { recursive: true });
-  writeFileSync(
-    file,
-    files
-      .sort()
-      .map((name) => readFileSync(name, 'utf8'))
-      .join('\n'),
-  );
-  return file;
+  const folder = join(values.work, 'corpus');
+  if (!existsSync(join(folder, 'tokenizer_config.json'))) writeCorpus(root, folder);
+  return folder;
+}
+
+function trainingText() {
+  const sets = { 'data.val_path': 'val.jsonl', 'data.tokenizer': 'tokenizer.json' };
+  const words = Object.entries(sets).flatMap(([key, name]) => ['--set', `${key}=${join(corpus(), name)}`]);
+  return ['--local-path', join(corpus(), 'train.jsonl'), ...words];
 }
 
 /** Runs a command of trefoil; returns what it prints with --json and its processor time. */

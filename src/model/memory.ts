@@ -19,6 +19,7 @@ import { kernelOptions } from './kernels.js';
 import {
   computeDtype,
   countedLayers,
+  gateInputs,
   headShapeOf,
   hiddenSize,
   type LayerShape,
@@ -66,7 +67,7 @@ export function blockTensors(shape: LayerShape): number[] {
   const projection = dim * (heads * dk + projectionPairs(shape) * groups * (dk + dv));
   const bias = shape.qkvBias ? [projection / dim] : [];
   const norms = shape.qkNorm ? [dk, dk] : [];
-  const gate = isSparse ? [3 * heads * dim, 3 * heads] : [];
+  const gate = isSparse ? [3 * heads * gateInputs(shape), 3 * heads] : [];
   const phi = [dk, dv].flatMap((size) => phiTensors(shape, size));
   const feedForward = dim * hiddenSize(shape);
   const up = (mlp === 'swiglu' ? 2 : 1) * feedForward;
@@ -295,10 +296,11 @@ function attentionKept(shape: LayerShape, bytes: number): number {
   const input = pairs > 1 ? pair : nsa.cmpRope === 'before' ? 0 : groups * dk;
   const raw = nsa.phi === 'conv' ? input : 0;
   const unfolded = nsa.phi === 'mlp' ? (groups * (nsa.l * (dk + dv) + 4 * phiHiddenSize(shape))) / nsa.d : 0;
+  const queries = nsa.rope === 'window' ? 2 * heads * dk : heads * dk; // those of the window are others
   const branches = 3 * heads * dv;
   const numbers = 3 * heads + 3 * heads + groups * nsa.nSel; // log-sum-exps, gates, selections
   return (
-    norm + bytes * (heads * dk + Math.min(2, pairs) * pair + compressed + raw + unfolded + branches) + FLOAT * numbers
+    norm + bytes * (queries + Math.min(2, pairs) * pair + compressed + raw + unfolded + branches) + FLOAT * numbers
   );
 }
 
