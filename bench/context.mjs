@@ -52,7 +52,7 @@ const rope = { 'model.rope_scale': 1, 'model.n_layers': 2 };
 const slow = { 'model.rope_type': 'llama3', 'model.rope_factor': 1e6, 'model.rope_original_context': 64 };
 // A window of 64 tokens of 2,048; dense attention gets in its feed-forward what it has fewer in its projections.
 const language = {
-  ...{ 'train.steps': 800, 'train.seq_len': 2048, 'train.batch_size': 1, 'nsa.n_sel': 12 },
+  ...{ 'train.steps': 400, 'train.seq_len': 2048, 'train.batch_size': 1, 'nsa.n_sel': 12 },
   ...muon,
   ...{ 'train.save_every': 0, 'train.sample_every': 0, 'train.eval_every': 0, 'data.val_fraction': 0 },
 };
@@ -69,6 +69,19 @@ const VARIANTS = {
   'short-scorer-muon': { config: 'needle_cpu', set: { ...short, ...scorer, ...muon } },
   'short-nsa-muon': { config: 'needle_cpu', set: { ...short, ...none, ...muon } },
   'rate2-scorer-muon': { config: 'needle_cpu', set: { ...short, ...scorer, ...muon, 'train.lr': 8e-3 } },
+  // A gate of 12 inputs, and one at a tenth of the rate: AdamW's steps have one size, so a temperature of 10 is that rate.
+  'rate2-inputs-muon': {
+    config: 'needle_cpu',
+    set: { ...short, ...scorer, ...muon, 'train.lr': 8e-3, 'nsa.gate_inputs': 12 },
+  },
+  'rate2-gate-muon': {
+    config: 'needle_cpu',
+    set: { ...short, ...scorer, ...muon, 'train.lr': 8e-3, 'nsa.gate_temp': 10 },
+  },
+  'rope2-window-muon': {
+    config: 'needle_cpu',
+    set: { ...rope, ...short, ...scorer, ...muon, 'nsa.rope': 'window', 'nsa.cmp_rope': 'none' },
+  },
   'mixed-scorer-muon': { config: 'needle_cpu', set: { ...mixed, ...scorer, ...muon } },
   'rope2-scorer-muon': { config: 'needle_cpu', set: { ...rope, ...short, ...scorer, ...muon } },
   'short-scorer-betas': { config: 'needle_cpu', set: { ...short, ...scorer, 'train.betas': '[0.9,0.99]' } },
@@ -85,6 +98,12 @@ const VARIANTS = {
   'rope2-scorer': { config: 'needle_cpu', set: { ...rope, ...scorer } },
   'rope2-slow-nsa': { config: 'needle_cpu', set: { ...rope, ...slow, ...none } },
   'rope2-slow-scorer': { config: 'needle_cpu', set: { ...rope, ...slow, ...scorer } },
+  stories: { config: 'quickstart', set: none },
+  'stories-scorer': { config: 'quickstart', set: scorer },
+  'stories-muon': {
+    config: 'quickstart',
+    set: { ...scorer, ...muon, 'train.steps': 1000, 'data.stories_drills': 1200 },
+  },
   'language-dense': { config: 'text_cpu', set: { ...language, ...dense } },
   'language-nsa': { config: 'text_cpu', set: { ...language, ...none } },
   'language-scorer': { config: 'text_cpu', set: { ...language, ...scorer } },
@@ -94,15 +113,22 @@ const VARIANTS = {
 const PLAN = [
   ['short-scorer-muon', [1, 2]],
   ['language-dense,language-scorer', [1]],
+  ['short-nsa-muon,mixed-scorer-muon', [1]],
+  ['stories-muon', [1]],
+  ['language-nsa', [1]],
   ['short-scorer-muon', [3]],
-  ['mixed-scorer-muon', [1]],
-  ['language-dense,language-scorer', [2, 3]],
+  ['stories', [1]],
+  ['language-dense,language-scorer', [2]],
   ['short-scorer-muon', [4, 5]],
-  ['language-nsa', [1, 2, 3]],
-  ['mixed-scorer-muon', [2, 3]],
-  ['rope2-scorer-muon', [1, 2, 3]],
-  ['short-nsa-muon', [1, 2, 3]],
-  ['rate2-scorer-muon', [1, 2, 3]],
+  ['rope2-scorer-muon,rope2-window-muon', [1]],
+  ['mixed-scorer-muon', [2]],
+  ['rate2-scorer-muon,rate2-gate-muon,rate2-inputs-muon', [1]],
+  ['stories-muon', [2, 3]],
+  ['language-dense,language-scorer', [3]],
+  ['mixed-scorer-muon', [3]],
+  ['language-nsa', [2, 3]],
+  ['rate2-scorer-muon,rate2-gate-muon,short-nsa-muon', [2, 3]],
+  ['stories,stories-scorer', [1, 2, 3]],
   ['rope2-slow-nsa,rate2-nsa', [1]],
   ['scorer', [1, 2, 3, 4, 5]],
   ['nsa', [1, 2, 3]],
@@ -224,14 +250,21 @@ async function measure(variant, seed) {
   let cpuSeconds = 0;
   for (const [i, phase] of phases.entries()) {
     const all = { ...common, ...phase };
-    const words = ['train', '--config', config, '--out-dir', out, ...(i > 0 ? ['--resume', 'auto'] : [])];
-    const data = isNeedle ? [] : trainingText();
+    const words = [
+      config === 'quickstart' ? 'start' : 'train',
+      '--config',
+      config,
+      '--out-dir',
+      out,
+      ...(i > 0 ? ['--resume', 'auto'] : []),
+    ];
+    const data = config === 'text_cpu' ? trainingText() : [];
     const sets = Object.entries(all).flatMap(([key, value]) => ['--set', `${key}=${value}`]);
     cpuSeconds += (await trefoil([...words, ...data, ...sets])).cpuSeconds;
   }
   const training = trainingOf(out);
-  const measured = isNeedle ? { ...(await needles(out)), coverage: await coverage(out) } : await farContext(out);
-  for (const step of checkpoints(out)) rmSync(join(out, 'checkpoints', `step-${step}`), { recursive: true });
+  const measured = await MEASURES[config](out);
+  rmSync(join(out, 'checkpoints'), { recursive: true, force: true });
   const { summary, ...rest } = measured;
   return {
     cpu_seconds: cpuSeconds,
@@ -239,6 +272,25 @@ async function measure(variant, seed) {
     ...rest,
     summary: { ...summary, cpu: Math.round(cpuSeconds), loss: training.loss },
   };
+}
+
+const MEASURES = {
+  needle_cpu: async (out) => ({ ...(await needles(out)), coverage: await coverage(out) }),
+  quickstart: recall,
+  text_cpu: farContext,
+};
+
+/** What `trefoil start` found: questions answered by the distance between fact and question, in all and beyond 128 tokens. */
+function recall(out) {
+  const { rows } = JSON.parse(readFileSync(join(out, 'recall.json'), 'utf8'));
+  const share = (some) => sum(some, ({ correct }) => correct) / sum(some, ({ cases }) => cases);
+  const kept = rows.map(({ from, to, cases, correct }) => ({ from, to, cases, correct }));
+  const [all, far] = [share(rows), share(rows.filter(({ from }) => from >= 128))];
+  return { recall: kept, summary: { recall: percents([all]), far: percents([far]) } };
+}
+
+function sum(list, of) {
+  return list.reduce((total, one) => total + of(one), 0);
 }
 
 /** The last losses and the gates at the end. */
