@@ -244,11 +244,13 @@ function percents(shares) {
 async function measure(variant, seed) {
   const { config, set, phases = [set] } = VARIANTS[variant];
   const out = join(values.work, `${variant}-${seed}`);
-  rmSync(out, { recursive: true, force: true });
+  // A model whose measurement was interrupted is not trained again.
+  const finished = join(out, 'cpu-seconds.json');
+  if (!existsSync(finished)) rmSync(out, { recursive: true, force: true });
   const isNeedle = config === 'needle_cpu';
   const common = { 'train.seed': seed, 'train.keep_last': 1000, ...(isNeedle && { 'train.save_every': 100 }) };
-  let cpuSeconds = 0;
-  for (const [i, phase] of phases.entries()) {
+  let cpuSeconds = existsSync(finished) ? JSON.parse(readFileSync(finished, 'utf8')) : 0;
+  for (const [i, phase] of existsSync(finished) ? [] : phases.entries()) {
     const all = { ...common, ...phase };
     const words = [
       config === 'quickstart' ? 'start' : 'train',
@@ -262,8 +264,9 @@ async function measure(variant, seed) {
     const sets = Object.entries(all).flatMap(([key, value]) => ['--set', `${key}=${value}`]);
     cpuSeconds += (await trefoil([...words, ...data, ...sets])).cpuSeconds;
   }
+  writeFileSync(finished, JSON.stringify(cpuSeconds));
   const training = trainingOf(out);
-  const measured = await MEASURES[config](out);
+  const measured = await measuresOf(config)(out);
   rmSync(join(out, 'checkpoints'), { recursive: true, force: true });
   const { summary, ...rest } = measured;
   return {
@@ -274,11 +277,11 @@ async function measure(variant, seed) {
   };
 }
 
-const MEASURES = {
-  needle_cpu: async (out) => ({ ...(await needles(out)), coverage: await coverage(out) }),
-  quickstart: recall,
-  text_cpu: farContext,
-};
+/** What a model of a config is measured by. */
+function measuresOf(config) {
+  if (config === 'needle_cpu') return async (out) => ({ ...(await needles(out)), coverage: await coverage(out) });
+  return config === 'quickstart' ? recall : farContext;
+}
 
 /** What `trefoil start` found: questions answered by the distance between fact and question, in all and beyond 128 tokens. */
 function recall(out) {

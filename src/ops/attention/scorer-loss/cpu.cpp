@@ -35,6 +35,18 @@ struct Overlap {
   }
 };
 
+// Fewer heads than this leave so many lanes empty that the numbers of a key fill them better, one head at a time.
+constexpr int64_t kFewHeads = 4;
+
+inline float dot(const float* a, const float* b, int64_t size) {
+  vec total = {};
+  int64_t c = 0;
+  for (; c + kLanes <= size; c += kLanes) total = multiply_add(load(a + c), load(b + c), total);
+  float all = sum(total);
+  for (; c < size; ++c) all = multiply_add(a[c], b[c], all);
+  return all;
+}
+
 }  // namespace
 
 extern "C" {
@@ -57,7 +69,9 @@ void scorer_loss_forward(const float* q, const float* k_cmp, const float* lse_cm
     const int64_t size = tile_tokens(shape), token0 = offsets[s];
     const int64_t t0 = tile * size, t1 = std::min(t0 + size, offsets[s + 1] - token0);
     float* query = scratch<float>(kQuery, dk * lanes);  // [dk][lanes], a head in each lane
-    float* scores = scratch<float>(kScores, pooling.weights * lanes);
+    const int64_t places = pad(count * pooling.weights);
+    float* scores = scratch<float>(kScores, std::max(pooling.weights * lanes, 2 * places));
+    float* weights = scores + places;  // of the compressed blocks in `scores`, if there are few heads
     float* log_sums = scratch<float>(kRows, lanes + count * (1 + lanes));
     float *importance = log_sums + lanes, *of_head = importance + count;  // [count], [count][lanes]
     std::memset(query, 0, sizeof(float) * dk * lanes);
@@ -75,27 +89,50 @@ void scorer_loss_forward(const float* q, const float* k_cmp, const float* lse_cm
       for (int64_t n = chosen.begin; n < chosen.end; ++n) shares += share[n];
       // Shares of 0: the forced blocks have all attention, within rounding.
       if (chosen.count() < 2 || !(shares > 0)) continue;
-      for (int64_t r = 0; r < h; ++r) {
-        log_sums[r] = lse_cmp[row + r] * kLog2E;
-        for (int64_t c = 0; c < dk; ++c) query[c * lanes + r] = q[(row + r) * dk + c] * scale;
+      for (int64_t r = 0; r < h; ++r) log_sums[r] = lse_cmp[row + r] * kLog2E;
+      if (h < kFewHeads) {
+        std::fill(importance, importance + count, 0.0f);
+        for (int64_t r = 0; r < h; ++r) {
+          std::fill(scores, scores + 2 * places, 0.0f);
+          for (int64_t n = chosen.begin; n < chosen.end; ++n) {
+            const Overlap overlap(sparse, pooling, t, blocks[n]);
+            for (int64_t i = overlap.begin; i < overlap.end; ++i) {
+              const float* key = k_cmp + ((key_offsets[s] + overlap.first + i) * groups + g) * dk;
+              scores[n * pooling.weights + i] = dot(q + (row + r) * dk, key, dk) * scale;
+              weights[n * pooling.weights + i] = pooling.weight[i];
+            }
+          }
+          for (int64_t i = 0; i < places; i += kLanes)
+            store(scores + i, load(weights + i) * exp2(load(scores + i) - splat(log_sums[r])));
+          for (int64_t n = chosen.begin; n < chosen.end; ++n) {
+            float weighted = 0;
+            const Overlap overlap(sparse, pooling, t, blocks[n]);
+            for (int64_t i = overlap.begin; i < overlap.end; ++i) weighted += scores[n * pooling.weights + i];
+            of_head[n * lanes + r] = weighted;
+            importance[n] += weighted;
+          }
+        }
+      } else {
+        for (int64_t r = 0; r < h; ++r)
+          for (int64_t c = 0; c < dk; ++c) query[c * lanes + r] = q[(row + r) * dk + c] * scale;
+        for (int64_t n = chosen.begin; n < chosen.end; ++n) {
+          const Overlap overlap(sparse, pooling, t, blocks[n]);
+          const int64_t keys = std::max<int64_t>(overlap.end - overlap.begin, 0);
+          const float* first = k_cmp + ((key_offsets[s] + overlap.first + overlap.begin) * groups + g) * dk;
+          multiply<Into::kOverwrite>(keys, first, groups * dk, 1, query, lanes, scores, lanes, dk, lanes);
+          importance[n] = 0;
+          for (int64_t c = 0; c < lanes; c += kLanes) {
+            vec weighted = {};
+            for (int64_t i = 0; i < keys; ++i)
+              weighted = multiply_add(splat(pooling.weight[overlap.begin + i]),
+                                      exp2(load(scores + i * lanes + c) - load(log_sums + c)), weighted);
+            store(of_head + n * lanes + c, weighted);
+            importance[n] += sum(weighted);
+          }
+        }
       }
       float all = 0;
-      for (int64_t n = chosen.begin; n < chosen.end; ++n) {
-        const Overlap overlap(sparse, pooling, t, blocks[n]);
-        const int64_t keys = std::max<int64_t>(overlap.end - overlap.begin, 0);
-        const float* first = k_cmp + ((key_offsets[s] + overlap.first + overlap.begin) * groups + g) * dk;
-        multiply<Into::kOverwrite>(keys, first, groups * dk, 1, query, lanes, scores, lanes, dk, lanes);
-        importance[n] = 0;
-        for (int64_t c = 0; c < lanes; c += kLanes) {
-          vec weighted = {};
-          for (int64_t i = 0; i < keys; ++i)
-            weighted = multiply_add(splat(pooling.weight[overlap.begin + i]),
-                                    exp2(load(scores + i * lanes + c) - load(log_sums + c)), weighted);
-          store(of_head + n * lanes + c, weighted);
-          importance[n] += sum(weighted);
-        }
-        all += std::max(importance[n], kLeast);
-      }
+      for (int64_t n = chosen.begin; n < chosen.end; ++n) all += std::max(importance[n], kLeast);
       for (int64_t n = chosen.begin; n < chosen.end; ++n) {
         const float target = share[n] / shares;
         if (target > 0) losses[at] += target * std::log(target * all / std::max(importance[n], kLeast));
