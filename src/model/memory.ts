@@ -182,7 +182,8 @@ function peakBytes(shape: ModelShape, config: Pick<Config, 'train' | 'runtime'>,
     const { heads, dv } = headShapeOf(layer);
     // A layer in FP8 keeps the codes of its input instead of its input.
     const saved = (name: keyof Fp8Layers, inputs: number) => (fp8?.[name] ? (bytes - FP8) * tokens * inputs : 0);
-    const attention = tokens * attentionKept(layer, bytes) + (fused?.kept ?? 0) - saved('projection', shape.dim);
+    const kept = attentionKept(layer, bytes) + scorerKept(layer, config);
+    const attention = tokens * kept + (fused?.kept ?? 0) - saved('projection', shape.dim);
     const attended = bytes * tokens * heads * dv - saved('output', heads * dv);
     const feedForward =
       tokens * feedForwardKept(layer, bytes) - saved('up', shape.dim) - saved('down', hiddenSize(shape));
@@ -272,6 +273,8 @@ function fusedParts(
   const options = kernelOptions({ runtime });
   const fusedShape = { heads: headShapeOf(shape), sparse: sparseShapeOf(shape) };
   const serves =
+    train.scorer_loss === 0 &&
+    shape.nsa.rope === 'all' &&
     !options.parity &&
     options.kernel !== 'reference' &&
     train.seq_len >= (options.fusedFrom ?? 0) &&
@@ -302,6 +305,12 @@ function attentionKept(shape: LayerShape, bytes: number): number {
   return (
     norm + bytes * (queries + Math.min(2, pairs) * pair + compressed + raw + unfolded + branches) + FLOAT * numbers
   );
+}
+
+/** Bytes per token that the scorer loss keeps: a gradient for each group's selected blocks, and a mean for each head. */
+function scorerKept(shape: LayerShape, { train }: Pick<Config, 'train'>): number {
+  const { heads, groups } = headShapeOf(shape);
+  return train.scorer_loss > 0 && shape.attention === 'nsa' ? FLOAT * (groups * shape.nsa.nSel + heads) : 0;
 }
 
 /** The same for the feed-forward layer: its input, the norm, and input and output of the activation. */
