@@ -28,6 +28,7 @@ const { values } = parseArgs({
 const scorer = { 'train.scorer_loss': 0.1 };
 const none = { 'train.scorer_loss': 0 };
 const muon = { 'train.optimizer': 'muon' };
+const twice = { 'train.lr': 8e-3 };
 // The curriculum of needle_cpu in half of its samples. 1024 tokens are the longest of the training.
 const short = {
   'train.steps': 750,
@@ -56,57 +57,59 @@ const language = {
   ...muon,
   ...{ 'train.save_every': 0, 'train.sample_every': 0, 'train.eval_every': 0, 'data.val_fraction': 0 },
 };
-const dense = { 'model.attention': 'dense', 'model.mlp_hidden': 345 };
+
+/** Changes to the recipe needle_cpu as it was with AdamW: 1,500 steps. */
+const needle = (...changes) => ({
+  config: 'needle_cpu',
+  set: Object.assign(
+    { 'train.steps': 1500, 'train.optimizer': 'adamw' },
+    { 'data.needle_curriculum': '64+128:600,128+512:1200,256+1024:1800,64+128+256+512:2200,256+1024:1000000' },
+    ...changes,
+  ),
+});
+const forced = { ...none, 'nsa.force_branch': 'cmp', 'train.steps': 900 };
+const stories = (...changes) => ({ config: 'quickstart', set: Object.assign({}, ...changes) });
+const text = (...changes) => ({ config: 'text_cpu', set: Object.assign({}, language, ...changes) });
 
 /** Changes of each variant to its config; `phases` are the settings of runs that follow each other in one folder. */
 const VARIANTS = {
-  nsa: { config: 'needle_cpu', set: none },
-  scorer: { config: 'needle_cpu', set: scorer },
-  'two-runs': { config: 'needle_cpu', phases: [{ ...none, 'nsa.force_branch': 'cmp', 'train.steps': 900 }, none] },
-  'short-nsa': { config: 'needle_cpu', set: { ...short, ...none } },
-  'short-scorer': { config: 'needle_cpu', set: { ...short, ...scorer } },
-  'short-scorer-1': { config: 'needle_cpu', set: { ...short, 'train.scorer_loss': 1 } },
-  'short-scorer-muon': { config: 'needle_cpu', set: { ...short, ...scorer, ...muon } },
-  'short-nsa-muon': { config: 'needle_cpu', set: { ...short, ...none, ...muon } },
-  'rate2-scorer-muon': { config: 'needle_cpu', set: { ...short, ...scorer, ...muon, 'train.lr': 8e-3 } },
-  // A gate of 12 inputs, and one at a tenth of the rate: AdamW's steps have one size, so a temperature of 10 is that rate.
-  'rate2-inputs-muon': {
-    config: 'needle_cpu',
-    set: { ...short, ...scorer, ...muon, 'train.lr': 8e-3, 'nsa.gate_inputs': 12 },
-  },
-  'rate2-gate-muon': {
-    config: 'needle_cpu',
-    set: { ...short, ...scorer, ...muon, 'train.lr': 8e-3, 'nsa.gate_temp': 10 },
-  },
-  'rope2-window-muon': {
-    config: 'needle_cpu',
-    set: { ...rope, ...short, ...scorer, ...muon, 'nsa.rope': 'window', 'nsa.cmp_rope': 'none' },
-  },
-  'mixed-scorer-muon': { config: 'needle_cpu', set: { ...mixed, ...scorer, ...muon, 'train.steps': 750 } },
-  'rope2-scorer-muon': { config: 'needle_cpu', set: { ...rope, ...short, ...scorer, ...muon } },
-  'short-scorer-betas': { config: 'needle_cpu', set: { ...short, ...scorer, 'train.betas': '[0.9,0.99]' } },
-  'early-scorer': { config: 'needle_cpu', set: { ...early, ...scorer } },
-  'early-scorer-0.3': { config: 'needle_cpu', set: { ...early, 'train.scorer_loss': 0.3 } },
-  'small-scorer': { config: 'needle_cpu', set: { ...small, ...scorer } },
-  'rate2-nsa': { config: 'needle_cpu', set: { 'train.lr': 8e-3, ...none } },
-  'rate2-scorer': { config: 'needle_cpu', set: { 'train.lr': 8e-3, ...scorer } },
-  'flat-nsa': { config: 'needle_cpu', set: { ...flat, ...none } },
-  'flat-scorer': { config: 'needle_cpu', set: { ...flat, ...scorer } },
-  'mixed-nsa': { config: 'needle_cpu', set: { ...mixed, ...none } },
-  'mixed-scorer': { config: 'needle_cpu', set: { ...mixed, ...scorer } },
-  'rope2-nsa': { config: 'needle_cpu', set: { ...rope, ...none } },
-  'rope2-scorer': { config: 'needle_cpu', set: { ...rope, ...scorer } },
-  'rope2-slow-nsa': { config: 'needle_cpu', set: { ...rope, ...slow, ...none } },
-  'rope2-slow-scorer': { config: 'needle_cpu', set: { ...rope, ...slow, ...scorer } },
-  stories: { config: 'quickstart', set: none },
-  'stories-scorer': { config: 'quickstart', set: scorer },
-  'stories-muon': {
-    config: 'quickstart',
-    set: { ...scorer, ...muon, 'train.steps': 1000, 'data.stories_drills': 1200 },
-  },
-  'language-dense': { config: 'text_cpu', set: { ...language, ...dense } },
-  'language-nsa': { config: 'text_cpu', set: { ...language, ...none } },
-  'language-scorer': { config: 'text_cpu', set: { ...language, ...scorer } },
+  nsa: needle(none),
+  scorer: needle(scorer),
+  'two-runs': { config: 'needle_cpu', phases: [needle(forced).set, needle(none).set] },
+  'short-nsa': needle(short, none),
+  'short-scorer': needle(short, scorer),
+  'short-scorer-1': needle(short, { 'train.scorer_loss': 1 }),
+  'short-scorer-betas': needle(short, scorer, { 'train.betas': '[0.9,0.99]' }),
+  'early-scorer': needle(early, scorer),
+  'early-scorer-0.3': needle(early, { 'train.scorer_loss': 0.3 }),
+  'small-scorer': needle(small, scorer),
+  'rate2-nsa': needle(none, twice),
+  'rate2-scorer': needle(scorer, twice),
+  'flat-nsa': needle(flat, none),
+  'flat-scorer': needle(flat, scorer),
+  'mixed-nsa': needle(mixed, none),
+  'mixed-scorer': needle(mixed, scorer),
+  'rope2-nsa': needle(rope, none),
+  'rope2-scorer': needle(rope, scorer),
+  'rope2-slow-nsa': needle(rope, slow, none),
+  'rope2-slow-scorer': needle(rope, slow, scorer),
+  // With Muon, in half of the steps.
+  'short-nsa-muon': needle(short, none, muon),
+  'short-scorer-muon': needle(short, scorer, muon),
+  'mixed-scorer-muon': needle(mixed, scorer, muon, { 'train.steps': 750 }),
+  'rope2-scorer-muon': needle(rope, short, scorer, muon),
+  'rope2-window-muon': needle(rope, short, scorer, muon, { 'nsa.rope': 'window', 'nsa.cmp_rope': 'none' }),
+  'rate2-scorer-muon': needle(short, scorer, muon, twice),
+  // AdamW, which trains the gate, makes steps of one size: a temperature of 10 is a tenth of the rate.
+  'short-gate-muon': needle(short, scorer, muon, { 'nsa.gate_temp': 10 }),
+  'rate2-gate-muon': needle(short, scorer, muon, twice, { 'nsa.gate_temp': 10 }),
+  'rate2-inputs-muon': needle(short, scorer, muon, twice, { 'nsa.gate_inputs': 12 }),
+  stories: stories(none, { 'train.steps': 2000, 'train.optimizer': 'adamw', 'data.stories_drills': 2400 }),
+  'stories-scorer': stories(scorer, { 'train.steps': 2000, 'train.optimizer': 'adamw', 'data.stories_drills': 2400 }),
+  'stories-muon': stories(scorer, muon, { 'train.steps': 1000, 'data.stories_drills': 1200 }),
+  'language-dense': text({ 'model.attention': 'dense', 'model.mlp_hidden': 345 }),
+  'language-nsa': text(none),
+  'language-scorer': text(scorer),
 };
 
 /** The runs in the order in which they answer most: variants and their seeds. */
@@ -115,13 +118,16 @@ const PLAN = [
   ['language-dense,language-scorer', [1]],
   ['short-nsa-muon', [1]],
   ['short-scorer-muon', [3]],
-  ['language-nsa,stories-muon,mixed-scorer-muon', [1]],
+  ['short-gate-muon,mixed-scorer-muon,stories-muon', [1]],
+  ['short-gate-muon', [2]],
+  ['language-nsa', [1]],
   ['short-scorer-muon', [4, 5]],
+  ['rate2-scorer-muon,rate2-gate-muon,rope2-scorer-muon', [1]],
   ['stories-muon,mixed-scorer-muon', [2, 3]],
-  ['rope2-scorer-muon,rate2-scorer-muon', [1]],
+  ['rope2-window-muon,rate2-inputs-muon', [1]],
   ['language-dense,language-scorer,language-nsa', [2, 3]],
-  ['rope2-window-muon,rate2-gate-muon,rate2-inputs-muon', [1]],
   ['stories,stories-scorer', [1, 2, 3]],
+  ['short-gate-muon', [3, 4, 5]],
   ['rate2-scorer-muon,rate2-gate-muon,rate2-inputs-muon,rope2-scorer-muon,rope2-window-muon,short-nsa-muon', [2, 3]],
   ['rope2-slow-nsa,rate2-nsa', [1]],
   ['scorer', [1, 2, 3, 4, 5]],
@@ -150,35 +156,7 @@ if (values.list) {
 }
 
 if (values.table) {
-  console.log(
-    '| variant | seed | found at 256 / 1,024 / 4,096, % | worst depth, % | block selected, % | 95 % at step | gates, nats | covered / random / best, % | of possible / random, % | CPU s |',
-  );
-  console.log('|---|---|---|---|---|---|---|---|---|---|');
-  for (const {
-    variant,
-    seed,
-    summary,
-    lengths,
-    gates,
-    coverage: covered,
-    cpu_seconds: cpu,
-    error,
-  } of result.runs.filter((run) => !run.validation)) {
-    const cells = error
-      ? [error.split('\n')[0], '', '', '', '', '', '', '']
-      : [
-          ...[summary.found, summary.worst, percents(lengths.map((row) => row.block_selected))],
-          ...[summary.steps_to_95 ?? 'never', gates.entropy.join(', ')],
-          (covered ?? []).map(({ chosen, random, best }) => percents([chosen, random, best])).join(', '),
-          (covered ?? [])
-            .map(({ forced, random, chosen, best }) =>
-              percents([chosen, random].map((x) => (x - forced) / (best - forced))),
-            )
-            .join(', '),
-          Math.round(cpu),
-        ];
-    console.log(`| ${[variant, seed, ...cells].join(' | ')} |`);
-  }
+  for (const table of [needleTable, languageTable, storyTable]) console.log(`${table(result.runs)}\n`);
   process.exit(0);
 }
 
@@ -222,6 +200,61 @@ for (const [variant, seed] of open) {
   result.runs.push(row);
   save();
   console.error(`${variant} seed ${seed}: ${row.error ?? JSON.stringify(row.summary)}`);
+}
+
+function markdown(titles, rows) {
+  return [titles, titles.map(() => '---'), ...rows].map((cells) => `| ${cells.join(' | ')} |`).join('\n');
+}
+
+/** Shares of the attention that could be covered beyond the forced blocks, as percents: of the choice and of a random one. */
+function possible({ forced, random, chosen, best }) {
+  return percents([chosen, random].map((x) => (x - forced) / (best - forced)));
+}
+
+function needleTable(runs) {
+  const titles = [
+    ...['variant', 'seed', 'found at 256 / 1,024 / 4,096, %', 'worst depth, %', 'block selected, %', '95 % at step'],
+    ...['gates, nats', 'covered / random / best, %', 'of possible / random, %', 'CPU s'],
+  ];
+  const rows = runs.filter(({ config, error }) => config === 'needle_cpu' && !error);
+  return markdown(
+    titles,
+    rows.map(({ variant, seed, summary, lengths, gates, coverage: covered = [], cpu_seconds: cpu }) => [
+      ...[variant, seed, summary.found, summary.worst, percents(lengths.map((row) => row.block_selected))],
+      ...[summary.steps_to_95 ?? 'never', gates.entropy.join(', ')],
+      covered.map(({ chosen, random, best }) => percents([chosen, random, best])).join(', '),
+      ...[covered.map(possible).join(', '), Math.round(cpu)],
+    ]),
+  );
+}
+
+function languageTable(runs) {
+  const titles = [
+    'variant',
+    'seed',
+    'validation loss',
+    'gain from far context, nats',
+    'of possible / random, %',
+    'CPU s',
+  ];
+  const rows = runs.filter(({ validation }) => validation);
+  return markdown(
+    titles,
+    rows.map(({ variant, seed, validation: { loss, far }, coverage: covered, cpu_seconds: cpu }) => [
+      ...[variant, seed, loss.toFixed(3), `${far.gain.toFixed(4)} ± ${far.error.toFixed(4)}`],
+      ...[covered.map((layer) => (layer.chosen === null ? '–' : possible(layer))).join(', '), cpu && Math.round(cpu)],
+    ]),
+  );
+}
+
+function storyTable(runs) {
+  const rows = runs.filter(({ recall: found }) => found);
+  return markdown(
+    ['variant', 'seed', 'recalled, %', 'recalled beyond 128 tokens, %', 'gates, nats', 'CPU s'],
+    rows.map(({ variant, seed, summary, gates, cpu_seconds: cpu }) => [
+      ...[variant, seed, summary.recall, summary.far, gates.entropy.join(', '), Math.round(cpu)],
+    ]),
+  );
 }
 
 function save() {
