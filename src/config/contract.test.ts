@@ -62,6 +62,8 @@ const KEYS: [key: string, text: string, value: unknown, needed?: string][] = [
   ['nsa.cmp_rope', 'before', 'before'],
   ['nsa.gate', 'sigmoid', 'sigmoid'],
   ['nsa.gate_temp', '0.5', 0.5],
+  ['nsa.gate_inputs', '12', 12],
+  ['nsa.rope', 'window', 'window'],
   ['nsa.force_branch', 'sel', 'sel'],
   ['nsa.force_uniform_gate', 'true', true],
   ['nsa.stopgrad_gates', 'true', true],

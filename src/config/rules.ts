@@ -87,6 +87,19 @@ function patternProblems({ attention, layer_pattern: pattern, n_layers: layers }
   return [{ path, message: `${written} gives none of the ${layers} layers sparse attention; at least one nsa` }];
 }
 
+/** Positions in the window alone, and the inputs of the gate. */
+function branchProblems({ model, nsa }: Config): ConfigProblem[] {
+  const problems: ConfigProblem[] = [];
+  const path = 'nsa.rope';
+  if (nsa.rope === 'window' && nsa.cmp_rope !== 'none')
+    problems.push({ path, message: `window needs nsa.cmp_rope none, not ${nsa.cmp_rope}; set it, or all` });
+  if (nsa.rope === 'window' && nsa.shared_kv)
+    problems.push({ path, message: 'window needs keys of its own: nsa.shared_kv false; set it, or all' });
+  if (nsa.gate_inputs > model.dim)
+    problems.push({ path: 'nsa.gate_inputs', message: `${nsa.gate_inputs} is more than model.dim ${model.dim}` });
+  return problems;
+}
+
 /** Settings that the loss of the scorer requires. */
 function scorerLossProblems({ model, nsa, train, runtime }: Config): ConfigProblem[] {
   const { scorer_loss: weight } = train;
@@ -123,6 +136,7 @@ export function relationProblems(config: Config): ConfigProblem[] {
     ...headProblems(config.model),
     ...patternProblems(config.model),
     ...blockProblems(config.nsa),
+    ...branchProblems(config),
     ...sparseStartProblems(config),
     ...scorerLossProblems(config),
     ...mixtureProblems(config.data),

@@ -109,10 +109,14 @@ const nsa = {
   phi_hidden: count().nullable().default(null),
   /** Rotary embedding of compressed keys: after compression, before it, or none. */
   cmp_rope: z.enum(['after', 'before', 'none']).default('after'),
+  /** Which branches see positions: all, or the window alone. */
+  rope: z.enum(['all', 'window']).default('all'),
   /** Normalization of the three branch gates. */
   gate: z.enum(['softmax', 'sigmoid']).default('softmax'),
   /** Temperature of the gate. */
   gate_temp: positive().default(1),
+  /** Inputs of the gate: the first of the width; 0 = all. */
+  gate_inputs: countOrZero().default(0),
   /** Debug: use only this branch. */
   force_branch: z.enum(['none', 'cmp', 'sel', 'win']).default('none'),
   /** Debug: weight every branch with 1/3. */

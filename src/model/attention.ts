@@ -26,6 +26,7 @@ import { largestOfGradient, normedLayerPays, usesFp8 } from '../ops/linear/fp8.j
 import { linear, stackedLinear } from '../ops/linear/op.js';
 import { rmsnorm } from '../ops/rmsnorm/op.js';
 import { type HeadPart, type RotaryOptions, type RotaryTable, rotate, splitHeads } from '../ops/rope/op.js';
+import { slice } from '../ops/slice/op.js';
 import type { Parameter } from '../tensor/parameter.js';
 import type { ParameterStack } from '../tensor/parameter-stack.js';
 import type { Tape } from '../tensor/tape.js';
@@ -34,6 +35,7 @@ import type { CacheStep, PageKind } from './cache.js';
 import type { ParameterStore } from './parameters.js';
 import { denseTile, MIN_TILE_TOKENS, sparseTile } from './prompt-tile.js';
 import {
+  gateInputs,
   headShapeOf,
   type LayerShape,
   layerShape,
@@ -41,6 +43,7 @@ import {
   phiHiddenSize,
   projectionPairs,
   rotaryShapeOf,
+  seesPositions,
   sparseShapeOf,
 } from './shape.js';
 
@@ -115,7 +118,7 @@ export class Attention {
   readonly output: Parameter;
   /** Bias [dim] of the output projection; null without. */
   readonly outputBias: Parameter | null;
-  /** Weight [3 * H, dim] and bias [3 * H] of the gate; null without sparse attention. */
+  /** Weight [3 * H, gateInputs] and bias [3 * H] of the gate; null without sparse attention. */
   readonly gate: { readonly weight: Parameter; readonly bias: Parameter } | null;
   /** Compression of keys and values; null without sparse attention. */
   readonly phi: { readonly keys: PhiParameters; readonly values: PhiParameters } | null;
@@ -140,7 +143,7 @@ export class Attention {
     const { heads, groups, dk, dv } = this.#heads;
     const own = layerShape(shape, layer);
     const isSparse = own.attention === 'nsa';
-    const query: ProjectionPart = { heads, size: dk, rotate: true, norm: 'query' };
+    const query: ProjectionPart = { heads, size: dk, rotate: seesPositions(own), norm: 'query' };
     const key: ProjectionPart = { heads: groups, size: dk, rotate: true, norm: 'key' };
     const value: ProjectionPart = { heads: groups, size: dv, rotate: false, norm: null };
     this.#shape = shape;
@@ -148,7 +151,8 @@ export class Attention {
     this.#kind = own.attention;
     // Queries, then keys and values of the compressed, the selected and the window branch, or of all branches.
     const compressed = { ...key, rotate: !isSparse || shape.nsa.cmpRope === 'before' };
-    const others = projectionPairs(own) > 1 ? [key, value, key, value] : [];
+    const selected = { ...key, rotate: seesPositions(own) };
+    const others = projectionPairs(own) > 1 ? [selected, value, key, value] : [];
     this.#parts = [query, compressed, value, ...others];
     this.#rotations = store.rotary(rotaryShapeOf(shape));
     this.projection = store.matrix(`${name}.qkv`, [width(this.#parts), shape.dim], rowsOf(this.#parts));
@@ -158,11 +162,11 @@ export class Attention {
       : null;
     this.gate = isSparse
       ? {
-          weight: store.zeros(`${name}.gate.weight`, [3 * heads, shape.dim]),
+          weight: store.zeros(`${name}.gate.weight`, [3 * heads, gateInputs(shape)]),
           bias: store.zeros(`${name}.gate.bias`, [3 * heads]),
         }
       : null;
-    const isStacked = isTrained(gateOptions(shape)) && !this.projectionBias;
+    const isStacked = isTrained(gateOptions(shape)) && !this.projectionBias && gateInputs(shape) === shape.dim;
     this.#stack = this.gate && isStacked ? store.stack(this.projection, this.gate.weight) : null;
     this.phi = isSparse
       ? {
@@ -249,7 +253,8 @@ export class Attention {
         ? rotate(tape, compressedKeys, raw.compressed(nsa), { table, stride: nsa.d, start: blockStart })
         : compressedKeys;
     observer?.gates?.(this.#layer, gates);
-    const inputs = { q, kCmp, vCmp, kSel, vSel, kWin, vWin, gates };
+    const qWin = nsa.rope === 'window' ? rotate(tape, q, tokens, { table, start }) : q;
+    const inputs = { q, kCmp, vCmp, kSel, vSel, kWin, vWin, gates, ...(qWin !== q && { qWin }) };
     if (cache) {
       storePages(tape.device, kCmp, vCmp, cache.pages('cmp', this.#layer), cache.blocks);
       storePages(tape.device, kSel, vSel, cache.pages('sel', this.#layer), cache.tokens);
@@ -257,12 +262,12 @@ export class Attention {
     }
     const { out, selected, ...branches } =
       cache && !cache.isFresh
-        ? this.#attendSparseCached(tape, q, gates, cache, { observer, kernels })
+        ? this.#attendSparseCached(tape, { q, qWin, gates }, cache, { observer, kernels })
         : nativeSparseAttention(tape, inputs, raw, this.#sparse, kernels);
     if (!cache) observer?.attended?.(this.#layer, { q, k: kSel, selected });
     observer?.selected?.(this.#layer, selected);
     if (branches.scorerLoss) observer?.scorerLoss?.(this.#layer, branches.scorerLoss);
-    const given = [...split, kSel, rawKeys, rawValues, compressedKeys, vCmp, kCmp, gates];
+    const given = [...split, qWin, kSel, rawKeys, rawValues, compressedKeys, vCmp, kCmp, gates];
     for (const tensor of new Set([...given, ...Object.values(branches), selected])) tape.drop(tensor);
     return out;
   }
@@ -270,13 +275,12 @@ export class Attention {
   /** Attention of new tokens over a cache that already holds their keys and values. */
   #attendSparseCached(
     tape: Tape,
-    q: Tensor,
-    gates: Tensor,
+    { q, qWin, gates }: Record<'q' | 'qWin' | 'gates', Tensor>,
     cache: CacheStep,
     { observer, kernels }: Pick<AttentionContext, 'observer' | 'kernels'>,
   ): Pick<SparseOutputs, 'out' | 'selected'> & Partial<SparseOutputs> {
     const [heads, sparse, { sharedKv }] = [this.#heads, this.#sparse, this.#shape.nsa];
-    if (q.shape[0] >= MIN_TILE_TOKENS && !observer?.reads) {
+    if (q.shape[0] >= MIN_TILE_TOKENS && !observer?.reads && qWin === q) {
       const place = { cache, layer: this.#layer, heads, kernels };
       const tile = sparseTile(tape, { q, gates }, place, { ...sparse, sharedKv });
       if (tile) return tile;
@@ -289,7 +293,7 @@ export class Attention {
     const { selected } = cmp;
     const sel = pagedSelected(tape, q, selected, pages('sel'), tokens, heads, reads?.sel);
     const windowPages = pages(sharedKv ? 'sel' : 'win');
-    const win = pagedWindow(tape, q, windowPages, tokens, heads, sparse.w, reads?.win);
+    const win = pagedWindow(tape, qWin, windowPages, tokens, heads, sparse.w, reads?.win);
     const out = combine(tape, gates, cmp.out, sel.out, win.out);
     for (const { lse } of [cmp, sel, win]) tape.drop(lse);
     if (reads) observer?.reads?.(this.#layer, reads);
@@ -327,9 +331,12 @@ export class Attention {
     const fused = linear(tape, x, operand(this.projection, x), this.projectionBias?.value);
     const split = this.#split(tape, fused, tokens, rotary);
     tape.drop(fused);
-    const logits = linear(tape, x, operand(weight, x), bias.value);
+    const inputs = gateInputs(this.#shape);
+    const seen = inputs === x.shape[1] ? x : slice(tape, x, 1, 0, inputs);
+    const logits = linear(tape, seen, operand(weight, seen), bias.value);
     const gates = gate(tape, logits, options);
     tape.drop(logits);
+    if (seen !== x) tape.drop(seen);
     return { split, gates };
   }
 

@@ -19,6 +19,7 @@ import { kernelOptions } from './kernels.js';
 import {
   computeDtype,
   countedLayers,
+  gateInputs,
   headShapeOf,
   hiddenSize,
   type LayerShape,
@@ -66,7 +67,7 @@ export function blockTensors(shape: LayerShape): number[] {
   const projection = dim * (heads * dk + projectionPairs(shape) * groups * (dk + dv));
   const bias = shape.qkvBias ? [projection / dim] : [];
   const norms = shape.qkNorm ? [dk, dk] : [];
-  const gate = isSparse ? [3 * heads * dim, 3 * heads] : [];
+  const gate = isSparse ? [3 * heads * gateInputs(shape), 3 * heads] : [];
   const phi = [dk, dv].flatMap((size) => phiTensors(shape, size));
   const feedForward = dim * hiddenSize(shape);
   const up = (mlp === 'swiglu' ? 2 : 1) * feedForward;
@@ -181,7 +182,8 @@ function peakBytes(shape: ModelShape, config: Pick<Config, 'train' | 'runtime'>,
     const { heads, dv } = headShapeOf(layer);
     // A layer in FP8 keeps the codes of its input instead of its input.
     const saved = (name: keyof Fp8Layers, inputs: number) => (fp8?.[name] ? (bytes - FP8) * tokens * inputs : 0);
-    const attention = tokens * attentionKept(layer, bytes) + (fused?.kept ?? 0) - saved('projection', shape.dim);
+    const kept = attentionKept(layer, bytes) + scorerKept(layer, config);
+    const attention = tokens * kept + (fused?.kept ?? 0) - saved('projection', shape.dim);
     const attended = bytes * tokens * heads * dv - saved('output', heads * dv);
     const feedForward =
       tokens * feedForwardKept(layer, bytes) - saved('up', shape.dim) - saved('down', hiddenSize(shape));
@@ -271,6 +273,8 @@ function fusedParts(
   const options = kernelOptions({ runtime });
   const fusedShape = { heads: headShapeOf(shape), sparse: sparseShapeOf(shape) };
   const serves =
+    train.scorer_loss === 0 &&
+    shape.nsa.rope === 'all' &&
     !options.parity &&
     options.kernel !== 'reference' &&
     train.seq_len >= (options.fusedFrom ?? 0) &&
@@ -295,11 +299,18 @@ function attentionKept(shape: LayerShape, bytes: number): number {
   const input = pairs > 1 ? pair : nsa.cmpRope === 'before' ? 0 : groups * dk;
   const raw = nsa.phi === 'conv' ? input : 0;
   const unfolded = nsa.phi === 'mlp' ? (groups * (nsa.l * (dk + dv) + 4 * phiHiddenSize(shape))) / nsa.d : 0;
+  const queries = nsa.rope === 'window' ? 2 * heads * dk : heads * dk; // those of the window are others
   const branches = 3 * heads * dv;
   const numbers = 3 * heads + 3 * heads + groups * nsa.nSel; // log-sum-exps, gates, selections
   return (
-    norm + bytes * (heads * dk + Math.min(2, pairs) * pair + compressed + raw + unfolded + branches) + FLOAT * numbers
+    norm + bytes * (queries + Math.min(2, pairs) * pair + compressed + raw + unfolded + branches) + FLOAT * numbers
   );
+}
+
+/** Bytes per token that the scorer loss keeps: a gradient for each group's selected blocks, and a mean for each head. */
+function scorerKept(shape: LayerShape, { train }: Pick<Config, 'train'>): number {
+  const { heads, groups } = headShapeOf(shape);
+  return train.scorer_loss > 0 && shape.attention === 'nsa' ? FLOAT * (groups * shape.nsa.nSel + heads) : 0;
 }
 
 /** The same for the feed-forward layer: its input, the norm, and input and output of the activation. */
