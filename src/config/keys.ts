@@ -2,7 +2,7 @@
 import { z } from 'zod';
 import { configShape } from './schema.js';
 
-export type KeyKind = 'integer' | 'number' | 'boolean' | 'text' | 'choice' | 'list';
+export type KeyKind = 'integer' | 'number' | 'boolean' | 'text' | 'choice' | 'list' | 'mapping';
 
 export interface ConfigKey {
   path: string;
@@ -48,6 +48,7 @@ function limits(schema: JsonSchema): string {
 function kindOf(schema: JsonSchema): KeyKind {
   if (schema.enum !== undefined) return 'choice';
   if (schema.type === 'array') return 'list';
+  if (schema.type === 'object') return 'mapping';
   if (schema.type === 'string') return 'text';
   if (schema.type === 'integer' || schema.type === 'number' || schema.type === 'boolean') return schema.type;
   throw new Error(`unsupported schema: ${JSON.stringify(schema)}`);
@@ -60,6 +61,10 @@ function allowedBy(schema: JsonSchema): string {
     case 'list':
       if (schema.items) return `a list of ${schema.minItems} or more, each ${allowedBy(schema.items)}`;
       return `a list of ${schema.prefixItems!.length}, each ${allowedBy(schema.prefixItems![0])}`;
+    case 'mapping':
+      return `a mapping of ${Object.entries(schema.properties!)
+        .map(([name, key]) => `${name} (${allowedBy(key)})`)
+        .join(', ')}`;
     case 'boolean':
       return 'true or false';
     case 'text':

@@ -11,6 +11,7 @@ import { expectOwnMetrics, type OwnMetrics, type RunMetrics } from '../run/metri
 import type { Optimizer } from '../tensor/optimizer.js';
 import { FetchInterrupted, NonFiniteStep, SourceFailed } from './anomalies.js';
 import {
+  baseHash,
   findResumePoint,
   restoreTrainingState,
   saveTrainingState,
@@ -35,6 +36,7 @@ import {
   type StepResult,
   type TrainableModel,
 } from './step.js';
+import { trainedParameters } from './trainable.js';
 import { TrainerRecords } from './trainer-records.js';
 import { openTrainingData } from './training-data.js';
 
@@ -149,6 +151,7 @@ export class Trainer implements TrainingState, AsyncIterable<TrainingStep> {
     gradient: { count: 0, mean: 0, variance: 0 },
   };
   readonly steps: number;
+  readonly base: string | null;
   readonly progress: TrainingProgress = {
     step: 0,
     firstLoss: null,
@@ -184,7 +187,8 @@ export class Trainer implements TrainingState, AsyncIterable<TrainingStep> {
     const rate = (step: number) => learningRate(step, { ...config.train, steps });
     this.#warmup = options.schedule || !Number.isFinite(steps) ? 0 : warmupSteps({ ...config.train, steps });
     this.#schedule = options.schedule ?? (Number.isFinite(steps) ? rate : () => config.train.lr);
-    this.exchange = createExchange(world, model.device, model.parameters, config);
+    this.exchange = createExchange(world, model.device, trainedParameters(model.parameters, config), config);
+    this.base = baseHash(model);
     this.optimizer = options.optimizer ?? createOptimizer(model, this.exchange, config);
     this.#uploader = new BatchUploader(model.device, blocksOf(model, config));
     this.#sparseStart = sparseStartOf(model, config);
