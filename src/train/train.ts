@@ -20,6 +20,7 @@ import { LanguageModel } from '../model/language-model.js';
 import { estimateMemory } from '../model/memory.js';
 import { computeDtype, type ModelShape, modelShape, shapeDifferences } from '../model/shape.js';
 import { sparseStartOf } from '../model/sparse-start.js';
+import { trainedParameters } from '../model/trainable.js';
 import { RunFolder, refuseUsedFolder } from '../run/folder.js';
 import { refuseLiveOwner } from '../run/lock.js';
 import { readCsv, VAL_CSV } from '../run/logs/csv.js';
@@ -37,7 +38,6 @@ import { RankLogger, RunRecords } from './report.js';
 import { isEvaluationDue, Run } from './run.js';
 import { SignalWatch } from './signals.js';
 import { StackDumps } from './stack-dump.js';
-import { trainedParameters } from './trainable.js';
 import { Trainer } from './trainer.js';
 import { openTrainingData, warmUp } from './training-data.js';
 

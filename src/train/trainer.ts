@@ -5,6 +5,7 @@ import type { Batch } from '../data/batch.js';
 import { canFallBack, type Loader } from '../data/loader.js';
 import { ExitCode, TrefoilError, UsageError } from '../errors.js';
 import { type SparseStart, sparseStartOf } from '../model/sparse-start.js';
+import { trainedParameters } from '../model/trainable.js';
 import type { SavedCheckpoint, SaveOptions } from '../run/checkpoint/save.js';
 import type { SectionName } from '../run/logs/heartbeat.js';
 import { expectOwnMetrics, type OwnMetrics, type RunMetrics } from '../run/metrics.js';
@@ -36,7 +37,6 @@ import {
   type StepResult,
   type TrainableModel,
 } from './step.js';
-import { trainedParameters } from './trainable.js';
 import { TrainerRecords } from './trainer-records.js';
 import { openTrainingData } from './training-data.js';
 

@@ -2,14 +2,14 @@
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { parseConfig } from '../config/parse.js';
-import { LanguageModel } from '../model/language-model.js';
-import { modelShape } from '../model/shape.js';
 import { runPaths } from '../run/paths.js';
 import { openSafetensors, readSafetensors } from '../run/safetensors.js';
 import { Tape } from '../tensor/tape.js';
 import { Tensor } from '../tensor/tensor.js';
 import { cpu, devices } from '../testing/devices.js';
 import { runTraining, temporaryFolder, tinyConfig } from '../testing/run.js';
+import { LanguageModel } from './language-model.js';
+import { modelShape } from './shape.js';
 import { trainedParameters } from './trainable.js';
 
 const TOKENS = 48;
