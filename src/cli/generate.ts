@@ -19,6 +19,7 @@ import { converse, INTERACTIVE_HELP } from './generate-interactive.js';
 import { deviceOption, openDevice } from './shared/device.js';
 import { type Io, printJson } from './shared/io.js';
 import {
+  adapterOption,
   addOptions,
   choice,
   flag,
@@ -40,6 +41,7 @@ const CHAT_NEW_TOKENS = 1024;
 
 const OPTIONS = {
   model: modelOption(),
+  adapter: adapterOption(),
   prompt: repeated('--prompt <text>', 'text to continue; repeatable: all prompts are decoded as one batch').conflicts(
     'promptFile',
   ),
@@ -166,7 +168,8 @@ async function run(options: Options, io: Io, stdin: Input): Promise<void> {
   );
   try {
     for (const warning of warnings) io.warn(warning);
-    io.err(`model: ${path} (step ${step}, ${model.parameterCount.toLocaleString('en')} parameters)`);
+    const adapted = options.adapter === undefined ? '' : ` with ${options.adapter}`;
+    io.err(`model: ${path}${adapted} (step ${step}, ${model.parameterCount.toLocaleString('en')} parameters)`);
     const source = { model, tokenizer, endTokens, config: withEnvironment(config, io.env) };
     const temperature = greedy ? 0 : options.temperature;
     const { frequencyPenalty, presencePenalty } = options;

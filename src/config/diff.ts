@@ -44,6 +44,9 @@ const SHAPE_KEYS: ReadonlySet<string> = new Set([
   'nsa.phi_hidden',
   // The moments of one optimizer mean nothing to another.
   'train.optimizer',
+  // The moments are those of what is trained.
+  'train.trainable',
+  'train.lora',
   // The gates hold what the schedule has released so far.
   'train.gate_release_steps',
   'train.gate_release_share',

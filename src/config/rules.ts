@@ -131,6 +131,18 @@ function sparseStartProblems({ model, nsa, train }: Config): ConfigProblem[] {
   return problems;
 }
 
+/** What is trained. */
+function trainedProblems({ train, runtime }: Config): ConfigProblem[] {
+  const path = 'train.lora';
+  if (train.lora === null) return [];
+  if (train.init_from === null)
+    return [{ path, message: 'adapters need a model that they adapt; give it with --from (train.init_from)' }];
+  if (train.trainable !== null)
+    return [{ path, message: 'only adapters are trained, which contradicts train.trainable; set one of the two' }];
+  if (runtime.fp8) return [{ path, message: 'adapters are not computed with runtime.fp8; set it to false' }];
+  return [];
+}
+
 export function relationProblems(config: Config): ConfigProblem[] {
   const problems = [
     ...headProblems(config.model),
@@ -140,6 +152,7 @@ export function relationProblems(config: Config): ConfigProblem[] {
     ...sparseStartProblems(config),
     ...scorerLossProblems(config),
     ...mixtureProblems(config.data),
+    ...trainedProblems(config),
   ];
   if (config.nsa.force_branch !== 'none' && config.nsa.force_uniform_gate) {
     const message = `true contradicts nsa.force_branch ${config.nsa.force_branch}; set one of the two`;

@@ -240,6 +240,18 @@ const runtime = {
   aux_stats: on(),
 };
 
+/** Low-rank adapters of linear layers (`train.lora`). */
+const lora = {
+  /** Rank of the adapters. */
+  rank: count().default(8),
+  /** The product of the two matrices is multiplied by alpha / rank. */
+  alpha: positive().default(16),
+  /** Names of layers, such as q_proj; all-linear = every linear layer but the head. */
+  targets: z.array(text()).min(1).default(['all-linear']),
+  /** Always 0. */
+  dropout: z.literal(0).default(0),
+};
+
 const beta = () => z.number().min(0).lt(1);
 
 const train = {
@@ -283,12 +295,18 @@ const train = {
   eval_batches: count().default(8),
   /** Steps between checkpoints; 0 = only the final model. */
   save_every: countOrZero().default(500),
+  /** Write checkpoints in a thread of their own, from a copy in memory, while training goes on. */
+  async_save: on(),
   /** Number of checkpoints to keep. */
   keep_last: count().default(3),
   /** Seed of the weights and the data order. */
   seed: countOrZero().default(1337),
-  /** Model of the same shape whose weights a new run starts from: anything `--model` takes; null = random weights. */
+  /** Model whose weights, shape and tokenizer a new run starts from: anything `--model` takes; null = random weights. */
   init_from: text().nullable().default(null),
+  /** Parameters that are trained, by name, with * for any characters; the others are frozen. null = all. */
+  trainable: z.array(text()).min(1).nullable().default(null),
+  /** Train low-rank adapters alone: rank, alpha and targets; null = the weights themselves. */
+  lora: z.strictObject(lora).nullable().default(null),
   /** Steps in which the gate of a converted model opens to all branches; 0 = it stays as it is. */
   gate_release_steps: countOrZero().default(0),
   /** Weight of the loss that teaches the compressed branch to rank blocks as the selected branch attends to them; 0 = off. */
@@ -360,7 +378,14 @@ export type ConfigInput = {
   [S in keyof Config]?: { [K in keyof Config[S]]?: InputOf<K, Config[S][K]> | undefined } | undefined;
 };
 
-type InputOf<Key, Value> = Key extends 'sources' ? readonly MixedSourceInput[] | null : Value;
+/** Keys of a mapping may be omitted too. */
+type InputOf<Key, Value> = Key extends 'sources'
+  ? readonly MixedSourceInput[] | null
+  : Value extends readonly unknown[]
+    ? Value
+    : Value extends object
+      ? { [K in keyof Value]?: Value[K] | undefined }
+      : Value;
 
 /** A config that also obeys the rules between keys (rules.ts). */
 export const configSchema = configShape.superRefine((config, context) => {

@@ -3,8 +3,9 @@
  * baseline), and the output projection.
  */
 import { UsageError } from '../errors.js';
+import { silu } from '../ops/activation/op.js';
 import { combine } from '../ops/attention/combine/op.js';
-import { compressAverage, compressConv, compressMlp } from '../ops/attention/compress/op.js';
+import { compressAverage, compressConv, compressMlp, unfold } from '../ops/attention/compress/op.js';
 import type { AttendedWith } from '../ops/attention/coverage.js';
 import {
   joinTail,
@@ -23,7 +24,7 @@ import { operand, stackedOperand } from '../ops/cast/op.js';
 import type { FusedColumns } from '../ops/common/fused-columns.js';
 import { Sequences } from '../ops/common/sequences.js';
 import { largestOfGradient, normedLayerPays, usesFp8 } from '../ops/linear/fp8.js';
-import { linear, stackedLinear } from '../ops/linear/op.js';
+import { stackedLinear } from '../ops/linear/op.js';
 import { rmsnorm } from '../ops/rmsnorm/op.js';
 import { type HeadPart, type RotaryOptions, type RotaryTable, rotate, splitHeads } from '../ops/rope/op.js';
 import { slice } from '../ops/slice/op.js';
@@ -31,6 +32,7 @@ import type { Parameter } from '../tensor/parameter.js';
 import type { ParameterStack } from '../tensor/parameter-stack.js';
 import type { Tape } from '../tensor/tape.js';
 import type { Tensor } from '../tensor/tensor.js';
+import { isAdapted, project } from './adapters.js';
 import type { CacheStep, PageKind } from './cache.js';
 import type { ParameterStore } from './parameters.js';
 import { denseTile, MIN_TILE_TOKENS, sparseTile } from './prompt-tile.js';
@@ -186,7 +188,7 @@ export class Attention {
 
   /** Whether the input of a forward pass is to be in FP8, for `x` [T, dim] before its norm. */
   takesFp8(tape: Tape, x: Tensor): boolean {
-    if (!this.#stack || !usesFp8(tape, x)) return false;
+    if (!this.#stack || this.#isAdapted || !usesFp8(tape, x)) return false;
     const [outputs, inputs] = stackedOperand(this.#stack).shape;
     return normedLayerPays(x.shape[0], outputs, inputs);
   }
@@ -196,14 +198,14 @@ export class Attention {
     const tokens = sequencesOf(tape, context, x.shape[0], this.#shape);
     const attend = this.gate ? this.#attendSparse : this.#attendPlain;
     const attended = attend.call(this, tape, x, tokens, context);
-    const out = linear(tape, flat(attended), operand(this.output, attended), this.outputBias?.value, residual);
+    const out = project(tape, flat(attended), this.output, this.outputBias?.value, residual);
     tape.drop(attended);
     return out;
   }
 
   /** Dense attention, or a window alone. */
   #attendPlain(tape: Tape, x: Tensor, tokens: Sequences, { kernels, observer, cache }: AttentionContext): Tensor {
-    const fused = linear(tape, x, operand(this.projection, x), this.projectionBias?.value);
+    const fused = project(tape, x, this.projection, this.projectionBias?.value);
     const rotary = { table: this.#rotations, start: cache?.tokens.starts ?? 0 };
     const [q, k, v] = this.#split(tape, fused, tokens, rotary);
     tape.drop(fused);
@@ -319,7 +321,7 @@ export class Attention {
   #project(tape: Tape, x: Tensor, tokens: Sequences, rotary: RotaryOptions) {
     const options = gateOptions(this.#shape);
     const { weight, bias } = this.gate!;
-    if (this.#stack) {
+    if (this.#stack && !this.#isAdapted) {
       const weights = this.#stack.parameters.map(({ value }) => value);
       const largest = largestOfGradient(tape, x);
       const fused = stackedLinear(tape, x, stackedOperand(this.#stack), weights, largest);
@@ -328,16 +330,21 @@ export class Attention {
       tape.drop(fused);
       return { split, gates: columns.gates };
     }
-    const fused = linear(tape, x, operand(this.projection, x), this.projectionBias?.value);
+    const fused = project(tape, x, this.projection, this.projectionBias?.value);
     const split = this.#split(tape, fused, tokens, rotary);
     tape.drop(fused);
     const inputs = gateInputs(this.#shape);
     const seen = inputs === x.shape[1] ? x : slice(tape, x, 1, 0, inputs);
-    const logits = linear(tape, seen, operand(weight, seen), bias.value);
+    const logits = project(tape, seen, weight, bias.value);
     const gates = gate(tape, logits, options);
     tape.drop(logits);
     if (seen !== x) tape.drop(seen);
     return { split, gates };
+  }
+
+  /** Whether a layer of `#stack` has adapters: the product of all layers at once has no place for them. */
+  get #isAdapted(): boolean {
+    return this.#stack?.parameters.some(isAdapted) ?? false;
   }
 
   /** The parts of the fused projection, normalised and rotated as each requires. */
@@ -370,7 +377,17 @@ export class Attention {
     if (phi.conv) return compressConv(tape, x, phi.conv.value, blocks);
     if (!phi.mlp) return compressAverage(tape, x, blocks);
     const { position, w1, w2 } = phi.mlp;
-    return compressMlp(tape, x, { position: position.value, w1: operand(w1, x), w2: operand(w2, x) }, blocks);
+    if (!isAdapted(w1) && !isAdapted(w2))
+      return compressMlp(tape, x, { position: position.value, w1: operand(w1, x), w2: operand(w2, x) }, blocks);
+    const unfolded = unfold(tape, x, position.value, blocks);
+    const inner = project(tape, unfolded, w1);
+    tape.drop(unfolded);
+    const active = silu(tape, inner);
+    tape.drop(inner);
+    const y = project(tape, active, w2);
+    tape.drop(active);
+    const [, groups, size] = x.shape;
+    return y.reshape([y.size / (groups * size), groups, size]);
   }
 }
 

@@ -249,18 +249,36 @@ export function sparseLayers(shape: ModelShape): number[] {
   return layerShapes(shape).flatMap(({ attention }, layer) => (attention === 'nsa' ? [layer] : []));
 }
 
+/** A config key in which two shapes differ, with both values. */
+export interface ShapeDifference {
+  readonly key: string;
+  readonly a: unknown;
+  readonly b: unknown;
+}
+
+/** The config keys in which two shapes differ. The same width of the feed-forward may be written in two ways. */
+export function shapeDifferences(a: ModelShape, b: ModelShape): ShapeDifference[] {
+  const [first, second] = [configKeysOf(a), configKeysOf(b)];
+  const keys = [...new Set([...first.keys(), ...second.keys()])];
+  return keys.flatMap((key) => {
+    if (key.startsWith('model.mlp_') && key !== 'model.mlp_bias' && hiddenSize(a) === hiddenSize(b)) return [];
+    const [x, y] = [first.get(key), second.get(key)];
+    return JSON.stringify(x) === JSON.stringify(y) ? [] : [{ key, a: x, b: y }];
+  });
+}
+
 /** The first key in which two shapes differ, as `key: a and b`; null when they are equal. */
 export function shapeDifference(a: ModelShape, b: ModelShape): string | null {
-  const flat = ({ nsa, ropeScaling, layerPattern, ...model }: ModelShape) =>
-    new Map<string, unknown>([
-      ...Object.entries(model),
-      ['ropeScaling', JSON.stringify(ropeScaling)],
-      ['layerPattern', layerPattern.join()],
-      ...Object.entries(nsa).map(([key, value]) => [`nsa.${key}`, value] as const),
-    ]);
-  const [first, second] = [flat(a), flat(b)];
-  for (const [key, value] of first) if (value !== second.get(key)) return `${key}: ${value} and ${second.get(key)}`;
-  return null;
+  const [first] = shapeDifferences(a, b);
+  return first ? `${first.key}: ${first.a} and ${first.b}` : null;
+}
+
+/** The sizes of a shape by the config key that sets them. */
+function configKeysOf({ nsa, ropeScaling, ...model }: ModelShape): Map<string, unknown> {
+  const snake = (name: string) => name.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`);
+  const named = (prefix: string, values: object) =>
+    Object.entries(values).map(([name, value]) => [`${prefix}${snake(name)}`, value] as const);
+  return new Map([...named('model.', model), ...named('model.rope_', ropeScaling), ...named('nsa.', nsa)]);
 }
 
 export function headShapeOf({ nHeads, nKvGroups, dK, dV }: LayerShape): HeadShape {

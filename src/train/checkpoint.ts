@@ -6,6 +6,7 @@
  * with ZeRO each rank writes its part of the optimizer's state into the same folder. A run can be resumed with another
  * number of ranks, with ZeRO or without, because a reader takes what it needs from either form.
  */
+import { createHash } from 'node:crypto';
 import { join } from 'node:path';
 import { z } from 'zod';
 import { changeLine, checkResume } from '../config/diff.js';
@@ -58,6 +59,21 @@ export interface TrainingState {
   readonly loader: Loader;
   readonly spikes: Spikes;
   readonly progress: TrainingProgress;
+  /** Hash of the weights below adapters; null without adapters. */
+  readonly base: string | null;
+}
+
+/** What a checkpoint holds: all weights, or of a model with adapters these alone. */
+function savedParameters({ parameters, adapters = [] }: TrainableModel): readonly Parameter[] {
+  return adapters.length === 0 ? parameters : parameters.filter(({ isFrozen }) => !isFrozen);
+}
+
+/** The hash of the weights that adapters are trained for; null without adapters. */
+export function baseHash({ parameters, adapters = [] }: TrainableModel): string | null {
+  if (adapters.length === 0) return null;
+  const hash = createHash('sha256');
+  for (const { value, isFrozen } of parameters) if (isFrozen) hash.update(value.readBytes());
+  return hash.digest('hex');
 }
 
 /** Counters that survive a resume. */
@@ -91,6 +107,8 @@ const savedState = z.strictObject({
   skipped_updates: z.int(),
   /** The rules between keys were checked when the run began; keys that are newer than the checkpoint have their defaults. */
   config: z.preprocess(withPresentNamesIn, configShape),
+  /** Hash of the weights that adapters were trained for, which the checkpoint does not hold; absent without adapters. */
+  base: z.string().optional(),
   /** Number of ranks; absent for one. */
   ranks: z.int().min(2).optional(),
 });
@@ -111,6 +129,7 @@ export function saveTrainingState(outDir: string, state: TrainingState, options:
     spike_count: progress.spikes,
     skipped_updates: progress.skippedUpdates,
     config,
+    ...(state.base !== null && { base: state.base }),
     ...(world.size > 1 && { ranks: world.size }),
   };
   const { agreement } = world;
@@ -127,7 +146,7 @@ export function saveTrainingState(outDir: string, state: TrainingState, options:
     return collect(texts.map((text) => JSON.parse(text)));
   };
   const parts = {
-    model: modelTensors(model),
+    model: modelTensors({ parameters: savedParameters(model) }),
     optimizer: exchange.isSharded ? writeShards : namedTensors(optimizer.state),
   };
   const outcome = attempt(() => saveCheckpoint(outDir, progress.step, parts, saved, options));
@@ -175,10 +194,15 @@ export function findResumePoint(outDir: string, which: string, config: Config, w
 /** Restores everything from a checkpoint. */
 export function restoreTrainingState({ found, saved }: ResumePoint, state: TrainingState): void {
   const { model, optimizer, exchange } = state;
+  if ((saved.base ?? null) !== state.base)
+    throw new UsageError(
+      `train.init_from: the weights of ${state.config.train.init_from} are not those that this run began with; ` +
+        'restore them, or start a new run',
+    );
   expectOptimizer(found.path, saved.optimizer ?? DEFAULT_OPTIMIZER, optimizer.name);
   const weights = openSafetensors(join(found.path, CHECKPOINT_FILES.model));
   try {
-    loadWeights(weights, model);
+    loadWeights(weights, { parameters: savedParameters(model) });
   } finally {
     weights.close();
   }

@@ -7,6 +7,7 @@ import { setImmediate } from 'node:timers/promises';
 import type { Config } from '../config/schema.js';
 import { canFallBack } from '../data/loader.js';
 import { createTokenizer } from '../data/tokenizer.js';
+import { writeAdapter } from '../exchange/adapter.js';
 import { explainFileError, isFileSystemError, isPlainObject } from '../files.js';
 import { generate } from '../infer/generate.js';
 import { writeFinalModel } from '../infer/load.js';
@@ -305,7 +306,8 @@ export class Run {
 
   #stopNonFinite({ step, result, batches }: NonFiniteStep): Ending {
     const { rank } = this.#world;
-    const line = reportNonFinite(this.#folder.path, step, result, batches, this.#model.parameters, rank);
+    const trained = this.#model.parameters.filter(({ isFrozen }) => !isFrozen);
+    const line = reportNonFinite(this.#folder.path, step, result, batches, trained, rank);
     this.#log.warn(line);
     return { status: 'non-finite', detail: line, refused: { step, loss: result.loss, grad_norm: result.norm } };
   }
@@ -362,8 +364,11 @@ export class Run {
     if (lost > 0) this.#log.warn(`${lost} log records were dropped: the file system of ${path} did not take them`);
     if (status !== 'done') return;
     const { save } = this.#options;
+    const { adapters } = this.#model;
+    const { lora, init_from: base } = this.#config.train;
     for (const target of save ? [path, save] : [path])
-      writeFinalModel(target, this.#model, this.#config, { step: this.#trainer.progress.step });
+      if (lora !== null && base !== null) writeAdapter(target, adapters, { ...lora, base });
+      else writeFinalModel(target, this.#model, this.#config, { step: this.#trainer.progress.step });
   }
 
   /** A checkpoint comes before an evaluation: if that runs out of memory, nothing is lost. */

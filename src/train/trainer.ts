@@ -5,12 +5,14 @@ import type { Batch } from '../data/batch.js';
 import { canFallBack, type Loader } from '../data/loader.js';
 import { ExitCode, TrefoilError, UsageError } from '../errors.js';
 import { type SparseStart, sparseStartOf } from '../model/sparse-start.js';
+import { trainedParameters } from '../model/trainable.js';
 import type { SavedCheckpoint, SaveOptions } from '../run/checkpoint/save.js';
 import type { SectionName } from '../run/logs/heartbeat.js';
 import { expectOwnMetrics, type OwnMetrics, type RunMetrics } from '../run/metrics.js';
 import type { Optimizer } from '../tensor/optimizer.js';
 import { FetchInterrupted, NonFiniteStep, SourceFailed } from './anomalies.js';
 import {
+  baseHash,
   findResumePoint,
   restoreTrainingState,
   saveTrainingState,
@@ -149,6 +151,7 @@ export class Trainer implements TrainingState, AsyncIterable<TrainingStep> {
     gradient: { count: 0, mean: 0, variance: 0 },
   };
   readonly steps: number;
+  readonly base: string | null;
   readonly progress: TrainingProgress = {
     step: 0,
     firstLoss: null,
@@ -184,7 +187,8 @@ export class Trainer implements TrainingState, AsyncIterable<TrainingStep> {
     const rate = (step: number) => learningRate(step, { ...config.train, steps });
     this.#warmup = options.schedule || !Number.isFinite(steps) ? 0 : warmupSteps({ ...config.train, steps });
     this.#schedule = options.schedule ?? (Number.isFinite(steps) ? rate : () => config.train.lr);
-    this.exchange = createExchange(world, model.device, model.parameters, config);
+    this.exchange = createExchange(world, model.device, trainedParameters(model.parameters, config), config);
+    this.base = baseHash(model);
     this.optimizer = options.optimizer ?? createOptimizer(model, this.exchange, config);
     this.#uploader = new BatchUploader(model.device, blocksOf(model, config));
     this.#sparseStart = sparseStartOf(model, config);

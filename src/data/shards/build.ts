@@ -88,7 +88,13 @@ export async function buildShards(
       const units = join(folder, 'units');
       ensureFolder(units);
       const joined = new JoinedUnits(units, writer);
-      await tokeniseInThreads(options, units, Array.from({ length: total }, (_, unit) => unit), joined, counter);
+      await tokeniseInThreads(
+        options,
+        units,
+        Array.from({ length: total }, (_, unit) => unit),
+        joined,
+        counter,
+      );
       skippedFiles = joined.skippedFiles;
       await removeFolder(units);
     }
