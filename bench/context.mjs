@@ -128,13 +128,13 @@ async function measure(variant, seed) {
   };
 }
 
-/** What a model of a config is measured by. */
+/** The measurement for models of a config. */
 function measuresOf(config) {
   if (config === 'needle_cpu') return async (out) => ({ ...(await needles(out)), coverage: await coverage(out) });
   return config === 'quickstart' ? recall : farContext;
 }
 
-/** What `trefoil start` found: questions answered by the distance between fact and question, in all and beyond 128 tokens. */
+/** Results of `trefoil start`: questions answered by the distance between fact and question, in all and beyond 128 tokens. */
 function recall(out) {
   const { rows } = JSON.parse(readFileSync(join(out, 'recall.json'), 'utf8'));
   const share = (some) => sum(some, ({ correct }) => correct) / sum(some, ({ cases }) => cases);

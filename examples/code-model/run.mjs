@@ -36,7 +36,7 @@ const FORMS = {
   context: { tokenizer: 'gpt2', language: undefined, maxMb: '100000', context: 32768, batches: 48, written: 400 },
 };
 const settings = FORMS[form];
-if (settings === undefined) throw new Error(`--form: ${form} is none of ${Object.keys(FORMS).join(', ')}`);
+if (settings === undefined) throw new Error(`--form: ${form} is not one of ${Object.keys(FORMS).join(', ')}`);
 const language = values.language ?? settings.language;
 const inside = (...names) => join(values.out, ...names);
 const started = performance.now();

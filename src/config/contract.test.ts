@@ -63,7 +63,7 @@ const KEYS: [key: string, text: string, value: unknown, needed?: string][] = [
   ['nsa.gate', 'sigmoid', 'sigmoid'],
   ['nsa.gate_temp', '0.5', 0.5],
   ['nsa.gate_inputs', '12', 12],
-  ['nsa.rope', 'window', 'window'],
+  ['nsa.rope', 'window', 'window', 'nsa.cmp_rope=none'],
   ['nsa.force_branch', 'sel', 'sel'],
   ['nsa.force_uniform_gate', 'true', true],
   ['nsa.stopgrad_gates', 'true', true],

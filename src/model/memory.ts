@@ -315,7 +315,7 @@ function fp8Layers(
   const { dim, vocabSize } = shape;
   const { heads, groups, dk, dv } = headShapeOf(shape);
   const tokens = train.seq_len * train.batch_size;
-  const isStacked = shape.attention === 'nsa' && !shape.qkvBias;
+  const isStacked = shape.attention === 'nsa' && !shape.qkvBias && gateInputs(shape) === dim;
   const gate = isStacked ? 3 * heads : 0;
   const columns = heads * dk + projectionPairs(shape) * groups * (dk + dv) + gate;
   const hidden = hiddenSize(shape);

@@ -35,7 +35,7 @@ struct Overlap {
   }
 };
 
-// Fewer heads than this leave so many lanes empty that the numbers of a key fill them better, one head at a time.
+// With fewer heads than this most lanes are empty: the numbers of a key fill them better, one head at a time.
 constexpr int64_t kFewHeads = 4;
 
 // Importance of the blocks that one token of one group chose: in all, and by head.
