@@ -1,6 +1,7 @@
 /** Runs hostile cases in a process that is ended when one hangs. */
 import { type ChildProcess, fork } from 'node:child_process';
 import { once } from 'node:events';
+import { existsSync, readFileSync } from 'node:fs';
 import { dirname } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { trefoilMain } from '../../src/testing/cli.js';
@@ -26,7 +27,11 @@ export interface Verdict {
 
 /** Limit of processor time; a machine whose cores are all busy needs more of the clock's. */
 const LIMIT_S = 2;
-const HANG_MS = 30_000;
+/** A process hangs if it has used this much processor time, */
+const HANG_CPU_S = 30;
+/** or none in this time of the clock. */
+const IDLE_MS = 30_000;
+const LOOK_MS = 500;
 
 /** Starts the process anew after each that had to be ended. */
 export class Victim {
@@ -37,7 +42,7 @@ export class Victim {
   /** Every command must end with 0, or with one clean line; `secret` must not be in the output. */
   async judge(lines: readonly (readonly string[])[], secret: string): Promise<Verdict> {
     const answers = await this.#run(lines);
-    if (typeof answers === 'string') return { ending: answers, seconds: HANG_MS / 1000, detail: answers };
+    if (typeof answers === 'string') return { ending: answers, seconds: HANG_CPU_S, detail: answers };
     const seconds = Math.max(...answers.map(({ cpu }) => cpu));
     for (const [i, { code, stdout, stderr }] of answers.entries()) {
       // The text that a model writes is passed on as it is.
@@ -58,7 +63,13 @@ export class Victim {
     const child = this.#child;
     let timer: NodeJS.Timeout | undefined;
     const hang = new Promise<'hangs'>((resolve) => {
-      timer = setTimeout(() => resolve('hangs'), HANG_MS);
+      const begin = cpuSeconds(child.pid!);
+      let [used, movedAt] = [begin, performance.now()];
+      timer = setInterval(() => {
+        const now = cpuSeconds(child.pid!);
+        if (now > used) [used, movedAt] = [now, performance.now()];
+        if (used - begin > HANG_CPU_S || performance.now() - movedAt > IDLE_MS) resolve('hangs');
+      }, LOOK_MS);
     });
     const over = new AbortController();
     const gone = once(child, 'exit', { signal: over.signal }).then(() => 'dies' as const);
@@ -67,7 +78,7 @@ export class Victim {
     child.send({ lines, env: {} });
     const result = await Promise.race([answered, gone, hang]);
     over.abort();
-    clearTimeout(timer);
+    clearInterval(timer);
     if (typeof result === 'string') this.close();
     return result;
   }
@@ -76,6 +87,17 @@ export class Victim {
     this.#child?.kill('SIGKILL');
     this.#child = null;
   }
+}
+
+/** Processor time of another process; that of the clock where the system does not tell. */
+function cpuSeconds(pid: number): number {
+  if (process.platform !== 'linux') return performance.now() / 1000;
+  const path = `/proc/${pid}/stat`;
+  if (!existsSync(path)) return 0; // it has just ended
+  const fields = readFileSync(path, 'utf8')
+    .replace(/^.*\) /s, '')
+    .split(' ');
+  return (Number(fields[11]) + Number(fields[12])) / 100; // user and system, in ticks
 }
 
 function problemOf(code: Answer['code'], output: string, stderr: string, secret: string): string | null {
