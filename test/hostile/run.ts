@@ -1,10 +1,10 @@
 /** Runs hostile cases in a process that is ended when one hangs. */
 import { type ChildProcess, fork } from 'node:child_process';
 import { once } from 'node:events';
-import { existsSync, readFileSync } from 'node:fs';
 import { dirname } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { trefoilMain } from '../../src/testing/cli.js';
+import { cpuSeconds, procAbsence } from '../../src/testing/cpu-time.js';
 
 interface Answer {
   readonly code: number | string | null;
@@ -63,10 +63,12 @@ export class Victim {
     const child = this.#child;
     let timer: NodeJS.Timeout | undefined;
     const hang = new Promise<'hangs'>((resolve) => {
-      const begin = cpuSeconds(child.pid!);
+      const cpuOf = () => (procAbsence ? performance.now() / 1000 : cpuSeconds(child.pid!));
+      const begin = cpuOf();
       let [used, movedAt] = [begin, performance.now()];
       timer = setInterval(() => {
-        const now = cpuSeconds(child.pid!);
+        if (child.exitCode !== null || child.signalCode !== null) return;
+        const now = cpuOf();
         if (now > used) [used, movedAt] = [now, performance.now()];
         if (used - begin > HANG_CPU_S || performance.now() - movedAt > IDLE_MS) resolve('hangs');
       }, LOOK_MS);
@@ -87,17 +89,6 @@ export class Victim {
     this.#child?.kill('SIGKILL');
     this.#child = null;
   }
-}
-
-/** Processor time of another process; that of the clock where the system does not tell. */
-function cpuSeconds(pid: number): number {
-  if (process.platform !== 'linux') return performance.now() / 1000;
-  const path = `/proc/${pid}/stat`;
-  if (!existsSync(path)) return 0; // it has just ended
-  const fields = readFileSync(path, 'utf8')
-    .replace(/^.*\) /s, '')
-    .split(' ');
-  return (Number(fields[11]) + Number(fields[12])) / 100; // user and system, in ticks
 }
 
 function problemOf(code: Answer['code'], output: string, stderr: string, secret: string): string | null {
