@@ -317,18 +317,15 @@ function agentsSdk() {
       ),
     structured: async () => City.parse((await agents.run(agent({ outputType: City }), question)).finalOutput),
     reasoning: async () => {
-      agents.setDefaultOpenAIClient(thinker);
-      try {
-        // The answer ends inside of its reasoning, so the run has no output; its state has the response.
-        const { state } = await agents.run(agent(), question, { maxTurns: 1 }).catch((error) => error);
-        const output = state._modelResponses.flatMap((response) => response.output);
-        expect(
-          output.some(({ type }) => type === 'reasoning'),
-          'no reasoning item',
-        );
-      } finally {
-        agents.setDefaultOpenAIClient(openai);
-      }
+      // Its default provider keeps the first client that it was given.
+      const runner = new agents.Runner({ modelProvider: new agents.OpenAIProvider({ openAIClient: thinker }) });
+      // The answer ends inside of its reasoning, so the run has no output; its state has the response.
+      const { state } = await runner.run(agent(), question, { maxTurns: 1 }).catch((error) => error);
+      const output = state._modelResponses.flatMap((response) => response.output);
+      expect(
+        output.some(({ type }) => type === 'reasoning'),
+        'no reasoning item',
+      );
     },
     abort: () => expectAborted((signal) => agents.run(agent(), long, { signal })),
   };
