@@ -16,7 +16,9 @@ import type { CopiedTensor, SaveAnswer, SaveTask } from './save-tasks.js';
 /** A part of the free memory that the copy leaves to others. */
 const SPARE = 0.1;
 
-type NamedTensors = Iterable<readonly [string, Tensor]>;
+/** Values of f32 that can be copied: a tensor. */
+type Copyable = Pick<Tensor, 'bytes' | 'shape' | 'readInto'>;
+type NamedTensors = Iterable<readonly [string, Copyable]>;
 
 /** What is saved. */
 export interface CheckpointCopy {
@@ -74,7 +76,7 @@ export class SaveThread {
     const [model, optimizer] = [[...copy.model], [...copy.optimizer]];
     const memory = this.#room(SaveThread.bytesOf({ model, optimizer }));
     let at = 0;
-    const copied = (tensors: readonly (readonly [string, Tensor])[]): CopiedTensor[] =>
+    const copied = (tensors: readonly (readonly [string, Copyable])[]): CopiedTensor[] =>
       tensors.map(([name, tensor]) => {
         const from = at;
         at += tensor.bytes;
