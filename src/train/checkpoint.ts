@@ -32,6 +32,7 @@ import {
   saveCheckpoint,
   writeTensorFile,
 } from '../run/checkpoint/save.js';
+import { SaveThread } from '../run/checkpoint/save-thread.js';
 import {
   loadWeights,
   modelTensors,
@@ -113,10 +114,58 @@ const savedState = z.strictObject({
   ranks: z.int().min(2).optional(),
 });
 
-/** Every rank calls it; all save, or all throw the same SaveFailed. */
-export function saveTrainingState(outDir: string, state: TrainingState, options: SaveOptions): SavedCheckpoint {
-  const { config, world, model, optimizer, exchange, loader, spikes, progress } = state;
-  const saved: z.infer<typeof savedState> = {
+/** A checkpoint that was copied and is being written. */
+export interface PendingSave {
+  readonly step: number;
+  /** Whether it is written, or was refused, as far as this rank knows: `settle` then does not wait. */
+  readonly isDone: boolean;
+  /** Waits until it is written. Every rank calls it, at the same place; all get it, or all throw the same SaveFailed. */
+  settle(): Promise<SavedCheckpoint>;
+  /** Waits for what this rank writes, and for no other rank: at the end of a run that failed. */
+  finish(): Promise<void>;
+}
+
+/**
+ * Begins to save in the thread of rank 0 and returns when the state is copied. Every rank calls it. Null if it must be saved
+ * by `saveTrainingState`: with ZeRO-1 every rank writes a part, and without memory there is no copy.
+ */
+export function beginSaving(
+  outDir: string,
+  state: TrainingState,
+  { keepLast }: SaveOptions,
+  thread: SaveThread | null,
+): PendingSave | null {
+  const { world, model, optimizer, exchange, progress } = state;
+  const { agreement } = world;
+  if (exchange.isSharded) return null;
+  const parameters = savedParameters(model);
+  const tensors = {
+    model: parameters.map(({ name, value }) => [name, value] as const),
+    optimizer: [...optimizer.state],
+  };
+  const lacksRoom = world.isFirst && (thread === null || !thread.hasRoom(SaveThread.bytesOf(tensors)));
+  if (agreement.max([Number(lacksRoom)])[0] > 0) return null;
+  const { step } = progress;
+  const saved = stateOf(state);
+  const written = thread?.save(outDir, step, { ...tensors, state: saved }, keepLast) ?? null;
+  return {
+    step,
+    get isDone() {
+      return written?.isDone ?? false;
+    },
+    finish: async () => void (await written?.result.catch(() => {})),
+    settle: async () => {
+      if (written === null) return settle(JSON.parse(agreement.share('')));
+      const outcome: Outcome<SavedCheckpoint> = await written.result.then((value) => ({ value }), problemOf);
+      return settle(JSON.parse(agreement.share(JSON.stringify(outcome))));
+    },
+  };
+}
+
+/** Everything but tensors, with the data position of all ranks. */
+function stateOf(state: TrainingState): z.infer<typeof savedState> {
+  const { config, world, optimizer, loader, spikes, progress } = state;
+  return {
     step: progress.step,
     ...(optimizer.name !== DEFAULT_OPTIMIZER && { optimizer: optimizer.name }),
     optimizer_steps: optimizer.steps,
@@ -132,6 +181,12 @@ export function saveTrainingState(outDir: string, state: TrainingState, options:
     ...(state.base !== null && { base: state.base }),
     ...(world.size > 1 && { ranks: world.size }),
   };
+}
+
+/** Every rank calls it; all save, or all throw the same SaveFailed. */
+export function saveTrainingState(outDir: string, state: TrainingState, options: SaveOptions): SavedCheckpoint {
+  const { world, model, optimizer, exchange, progress } = state;
+  const saved = stateOf(state);
   const { agreement } = world;
   if (!world.isFirst) {
     const folder = exchange.isSharded ? agreement.share('') : '';
@@ -265,9 +320,13 @@ function attempt<Value>(action: () => Value): Outcome<Value> {
   try {
     return { value: action() };
   } catch (error) {
-    if (!(error instanceof SaveFailed)) throw error;
-    return { problem: (error as TrefoilError).message };
+    return problemOf(error);
   }
+}
+
+function problemOf(error: unknown): { readonly problem: string } {
+  if (!(error instanceof SaveFailed)) throw error;
+  return { problem: (error as TrefoilError).message };
 }
 
 function settle<Value>(outcome: Outcome<Value>): Value {

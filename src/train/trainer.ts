@@ -7,13 +7,16 @@ import { ExitCode, TrefoilError, UsageError } from '../errors.js';
 import { type SparseStart, sparseStartOf } from '../model/sparse-start.js';
 import { trainedParameters } from '../model/trainable.js';
 import type { SavedCheckpoint, SaveOptions } from '../run/checkpoint/save.js';
+import type { SaveThread } from '../run/checkpoint/save-thread.js';
 import type { SectionName } from '../run/logs/heartbeat.js';
 import { expectOwnMetrics, type OwnMetrics, type RunMetrics } from '../run/metrics.js';
 import type { Optimizer } from '../tensor/optimizer.js';
 import { FetchInterrupted, NonFiniteStep, SourceFailed } from './anomalies.js';
 import {
   baseHash,
+  beginSaving,
   findResumePoint,
+  type PendingSave,
   restoreTrainingState,
   saveTrainingState,
   type TrainingProgress,
@@ -268,6 +271,14 @@ export class Trainer implements TrainingState, AsyncIterable<TrainingStep> {
     await this.#open();
     this.#enter('save', this.progress.step);
     return saveTrainingState(folder, this, options);
+  }
+
+  /**
+   * Begins to save and returns when the state is copied (`beginSaving`); null if `save` must do it. All ranks call it.
+   * `thread`: on rank 0, the thread that writes.
+   */
+  beginSave(folder: string, options: SaveOptions, thread: SaveThread | null): PendingSave | null {
+    return beginSaving(folder, this, options, thread);
   }
 
   /**
