@@ -15,7 +15,7 @@ const { values } = parseArgs({
   },
 });
 /** The part of the chats that is drills in copying. */
-const DRILLS = 0.4;
+const DRILLS = 0;
 const beside = (name) => join(import.meta.dirname, name);
 const tools = JSON.parse(readFileSync(beside('tools.json'), 'utf8'));
 const random = randomNumbers(Number(values.seed));

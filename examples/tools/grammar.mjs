@@ -1,9 +1,9 @@
 // Conversations with calls of the three tools in tools.json, made by a small grammar from a seed.
 
-const COLOURS = ['red', 'blue', 'green', 'yellow', 'black', 'white', 'grey', 'brown', 'old', 'new', 'small', 'large'];
-const THINGS = ['lamp', 'chair', 'table', 'clock', 'coat', 'hat', 'cup', 'bowl', 'boat', 'bike', 'drum', 'kite', 'rug', 'vase', 'bell', 'book']; // biome-ignore format: one list per line
-const TOWNS = ['Oslo', 'Rome', 'Paris', 'Lima', 'Cairo', 'Tokyo', 'Delhi', 'Quito', 'Bern', 'Turin', 'Malmo', 'Porto', 'Lagos', 'Osaka', 'Perth', 'Leeds']; // biome-ignore format: one list per line
-const PEOPLE = ['Ann', 'Ben', 'Carl', 'Dora', 'Emma', 'Finn', 'Greta', 'Hans', 'Ida', 'Jonas', 'Kim', 'Lena', 'Max', 'Nora', 'Otto', 'Pia']; // biome-ignore format: one list per line
+const COLOURS = ['red', 'blue', 'green', 'black', 'white', 'brown', 'old', 'new'];
+const THINGS = ['lamp', 'chair', 'clock', 'coat', 'hat', 'cup', 'boat', 'bike'];
+const TOWNS = ['Oslo', 'Rome', 'Paris', 'Lima', 'Cairo', 'Tokyo', 'Delhi', 'Perth'];
+const PEOPLE = ['Ann', 'Ben', 'Carl', 'Dora', 'Emma', 'Finn', 'Hans', 'Ida'];
 const SKIES = ['sunny', 'cloudy', 'rainy', 'windy', 'foggy', 'snowy'];
 
 /** How people ask. `*` stands for the thing, the town, or for both sides of a message. */
@@ -30,10 +30,10 @@ export function randomNumbers(seed) {
   };
 }
 
-/** One of nine things is never in the training data: a model that finds its price has not learned the calls by heart. */
+/** One of eight things is never in the training data: a model that finds its price has not learned the calls by heart. */
 export function isHeldOut(thing) {
   const [colour, name] = thing.split(' ');
-  return (COLOURS.indexOf(colour) + 3 * THINGS.indexOf(name)) % 9 === 0;
+  return (COLOURS.indexOf(colour) + 3 * THINGS.indexOf(name)) % 8 === 0;
 }
 
 /** What somebody wants: the words, the calls that it takes with their results, and the answer. */
