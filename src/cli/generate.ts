@@ -7,7 +7,7 @@ import { UsageError } from '../errors.js';
 import { fileError } from '../files.js';
 import { Chat, Conversation, encodeChatPrompt } from '../infer/chat.js';
 import { DEFAULT_MAX_CONTEXT, DEFAULT_NEW_TOKENS, type FinishReason } from '../infer/engine/request.js';
-import type { SamplingOptions } from '../infer/engine/sampler.js';
+import { MAX_BIAS, MAX_SHIFT, type SamplingOptions } from '../infer/engine/sampler.js';
 import { modelEnvironmentWarnings, withEnvironment } from '../infer/environment.js';
 import { type Generation, generateAll, type TextPiece } from '../infer/generate.js';
 import { loadModel } from '../infer/load.js';
@@ -67,6 +67,14 @@ const OPTIONS = {
     positive,
     1,
   ),
+  frequencyPenalty: parsed(
+    '--frequency-penalty <x>',
+    'subtracted from a logit each time its token was written',
+    shift,
+    0,
+  ),
+  presencePenalty: parsed('--presence-penalty <x>', 'subtracted from the logits of tokens that were written', shift, 0),
+  logitBias: repeated('--logit-bias <id=x>', 'add x to the logit of a token, -100 to ban it; repeatable'),
   seed: parsed('--seed <n>', 'random seed (default: a random one, printed)', wholeNumber(0)),
   greedy: flag('--greedy', 'always choose the most probable token').conflicts('temperature'),
   stop: repeated('--stop <text>', 'end before this text; repeatable'),
@@ -143,6 +151,7 @@ async function run(options: Options, io: Io, stdin: Input): Promise<void> {
   if (isInteractive && options.jsonSchema !== undefined)
     throw new UsageError('--json-schema: the text is one document; add --prompt or --prompt-file');
   const responseFormat = options.jsonSchema === undefined ? undefined : readSchema(options.jsonSchema);
+  const logitBias = biasesOf(options.logitBias);
   const prompts = isInteractive ? [] : await readPrompts(options, stdin);
   const greedy = options.greedy || options.temperature === 0;
   const seed = options.seed ?? randomInt(2 ** 32);
@@ -160,7 +169,9 @@ async function run(options: Options, io: Io, stdin: Input): Promise<void> {
     io.err(`model: ${path} (step ${step}, ${model.parameterCount.toLocaleString('en')} parameters)`);
     const source = { model, tokenizer, endTokens, config: withEnvironment(config, io.env) };
     const temperature = greedy ? 0 : options.temperature;
-    const sampling: Required<SamplingOptions> = { temperature, topK, topP, minP, repetitionPenalty, seed };
+    const { frequencyPenalty, presencePenalty } = options;
+    const penalties = { repetitionPenalty, frequencyPenalty, presencePenalty, logitBias };
+    const sampling: Required<SamplingOptions> = { temperature, topK, topP, minP, ...penalties, seed };
     const { prefixCacheDir } = options;
     const cached = prefixCacheDir === undefined ? {} : { prefixCacheDir };
     const generation = { maxNewTokens, maxContext, stop, sampling, ...cached };
@@ -338,6 +349,27 @@ function fraction(text: string): number {
   if (text.trim() === '' || !(value >= 0 && value <= 1))
     throw new InvalidArgumentError('It must be a number >= 0 and <= 1.');
   return value;
+}
+
+function shift(text: string): number {
+  const value = Number(text);
+  if (text.trim() === '' || !(Math.abs(value) <= MAX_SHIFT))
+    throw new InvalidArgumentError(`It must be a number from -${MAX_SHIFT} to ${MAX_SHIFT}.`);
+  return value;
+}
+
+/** `50256=-100` as a token and its bias. */
+function biasesOf(texts: readonly string[] = []): Record<string, number> {
+  return Object.fromEntries(
+    texts.map((text) => {
+      const [, token, bias] = /^(\d{1,9})=(-?[\d.]+)$/.exec(text) ?? [];
+      if (token === undefined || !(Math.abs(Number(bias)) <= MAX_BIAS))
+        throw new UsageError(
+          `--logit-bias ${text}: use ID=X with X from -${MAX_BIAS} to ${MAX_BIAS}, such as 256=-100`,
+        );
+      return [token, Number(bias)];
+    }),
+  );
 }
 
 function positive(text: string): number {

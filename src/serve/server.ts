@@ -107,6 +107,8 @@ class ModelServer {
   /** Sums over the answers that have not ended. */
   #load: Load = { choices: 0, promptTokens: 0, listed: 0 };
   #isDraining = false;
+  /** Notes about the model that are in the log. */
+  readonly #told = new Set<string>();
 
   /** `isTrusted`: requests were authenticated before they come here. */
   constructor(options: ServerOptions, isTrusted = false) {
@@ -309,6 +311,11 @@ class ModelServer {
     if (response.destroyed) throw new HttpError(400, 'the client is gone');
     this.#expectHealthy();
     this.#expectCapacity(job);
+    const { note } = job;
+    if (note !== null && !this.#told.has(note)) {
+      this.#told.add(note);
+      this.#options.log?.(JSON.stringify({ time: new Date().toISOString(), note }));
+    }
     const { id: model, tokenizer } = this.#model;
     const answer = new Answer(response, job, {
       id: `${job.kind === 'chat' ? 'chatcmpl' : 'cmpl'}-${id}`,
