@@ -2,8 +2,8 @@
 
 const SPECIAL = ['<|im_start|>', '<|im_end|>'];
 const MARKERS = ['<tool_call>', '</tool_call>'];
-/** Words, and every other character for itself: a name is the same token wherever it stands, and easy to copy. */
-const PIECES = /(?:\p{L}+|[^\p{L}])/u;
+/** Words, numbers, and every other character for itself: a name is the same token wherever it stands, and easy to copy. */
+const PIECES = /(?:\p{L}+|\p{N}+|[^\p{L}\p{N}])/u;
 
 /** Merges the most frequent pair of neighbours until every word is one token. */
 export function makeTokenizer(texts) {
@@ -11,7 +11,10 @@ export function makeTokenizer(texts) {
   const words = new Map();
   for (const text of texts)
     for (const [piece] of text.matchAll(new RegExp(PIECES, 'gu')))
-      words.set(piece, [...Buffer.from(piece)].map((byte) => alphabet[byte]));
+      words.set(
+        piece,
+        [...Buffer.from(piece)].map((byte) => alphabet[byte]),
+      );
   const merges = [];
   for (;;) {
     const counts = new Map();
