@@ -15,10 +15,10 @@ const read = (path: string) => readFileSync(join(root, path), 'utf8');
 /** Rooms from the bottom up. A room may import rooms of lower levels. */
 const LEVELS: readonly (readonly string[])[] = [
   ['root'], // modules beside the rooms: errors, folders and the like
-  ['device'],
+  ['device', 'hub'],
   ['tensor'],
   ['ops'],
-  ['config', 'hub'],
+  ['config'],
   ['data', 'run', 'http'],
   ['model'],
   ['exchange'],

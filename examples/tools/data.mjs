@@ -4,7 +4,7 @@
 import { copyFileSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { parseArgs } from 'node:util';
-import { randomChat, randomDrill, randomNumbers, WORDS } from './grammar.mjs';
+import { randomChat, randomNumbers, WORDS } from './grammar.mjs';
 import { makeTokenizer } from './tokenizer.mjs';
 
 const { values } = parseArgs({
@@ -14,14 +14,10 @@ const { values } = parseArgs({
     seed: { type: 'string', default: '1' },
   },
 });
-/** The part of the chats that is drills in copying. */
-const DRILLS = 0.4;
 const beside = (name) => join(import.meta.dirname, name);
 const tools = JSON.parse(readFileSync(beside('tools.json'), 'utf8'));
 const random = randomNumbers(Number(values.seed));
-const chats = Array.from({ length: Number(values.chats) }, () =>
-  JSON.stringify(random() < DRILLS ? randomDrill(random) : randomChat(random, tools).chat),
-);
+const chats = Array.from({ length: Number(values.chats) }, () => JSON.stringify(randomChat(random, tools).chat));
 const tokenizer = join(values.out, 'tokenizer');
 mkdirSync(tokenizer, { recursive: true });
 writeFileSync(join(values.out, 'chats.jsonl'), `${chats.join('\n')}\n`);

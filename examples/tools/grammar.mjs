@@ -1,14 +1,18 @@
 // Conversations with calls of the three tools in tools.json, made by a small grammar from a seed.
 
-const COLOURS = ['red', 'blue', 'green', 'yellow', 'black', 'white', 'grey', 'brown', 'old', 'new', 'small', 'large'];
-const THINGS = ['lamp', 'chair', 'table', 'clock', 'coat', 'hat', 'cup', 'bowl', 'boat', 'bike', 'drum', 'kite', 'rug', 'vase', 'bell', 'book']; // biome-ignore format: one list per line
-const TOWNS = ['Oslo', 'Rome', 'Paris', 'Lima', 'Cairo', 'Tokyo', 'Delhi', 'Quito', 'Bern', 'Turin', 'Malmo', 'Porto', 'Lagos', 'Osaka', 'Perth', 'Leeds']; // biome-ignore format: one list per line
-const PEOPLE = ['Ann', 'Ben', 'Carl', 'Dora', 'Emma', 'Finn', 'Greta', 'Hans', 'Ida', 'Jonas', 'Kim', 'Lena', 'Max', 'Nora', 'Otto', 'Pia']; // biome-ignore format: one list per line
+const COLOURS = ['red', 'blue', 'green', 'black', 'white', 'brown', 'old', 'new'];
+const THINGS = ['lamp', 'chair', 'clock', 'coat', 'hat', 'cup', 'boat', 'bike'];
+const TOWNS = ['Oslo', 'Rome', 'Paris', 'Lima', 'Cairo', 'Tokyo', 'Delhi', 'Perth'];
+const PEOPLE = ['Ann', 'Ben', 'Carl', 'Dora', 'Emma', 'Finn', 'Hans', 'Ida'];
 const SKIES = ['sunny', 'cloudy', 'rainy', 'windy', 'foggy', 'snowy'];
 
 /** How people ask. `*` stands for the thing, the town, or for both sides of a message. */
 const ASK_PRICE = ['What does the * cost?', 'How much is the *?', 'I want to buy the *. What is its price?'];
-const ASK_WEATHER = ['How is the weather in *?', 'What is the weather in * now?', 'I am going to *. How is the weather?'];
+const ASK_WEATHER = [
+  'How is the weather in *?',
+  'What is the weather in * now?',
+  'I am going to *. How is the weather?',
+];
 const TELL_PRICE = ['Tell @ what the * costs.', 'Write to @ how much the * is.', 'Let @ know the price of the *.'];
 const TELL_WEATHER = ['Tell @ how the weather in * is.', 'Write to @ about the weather in *.'];
 const SMALL_TALK = [
@@ -30,13 +34,13 @@ export function randomNumbers(seed) {
   };
 }
 
-/** One of nine things is never in the training data: a model that finds its price has not learned the calls by heart. */
+/** One of eight things is never in the training data: a model that finds its price has not learned the calls by heart. */
 export function isHeldOut(thing) {
   const [colour, name] = thing.split(' ');
-  return (COLOURS.indexOf(colour) + 3 * THINGS.indexOf(name)) % 9 === 0;
+  return (COLOURS.indexOf(colour) + 3 * THINGS.indexOf(name)) % 8 === 0;
 }
 
-/** What somebody wants: the words, the calls that it takes with their results, and the answer. */
+/** A wish of the user: the words, the calls that it takes with their results, and the answer. */
 function randomWish(random, tools, heldOut) {
   const pick = (list) => list[Math.floor(random() * list.length)];
   const kind = random();
@@ -56,7 +60,7 @@ function randomWish(random, tools, heldOut) {
   const text = pick(isTold ? toldForms : forms)
     .replace('*', about)
     .replace('@', person);
-  const lookUp = isPrice ? price(about, 1 + Math.floor(random() * 99)) : weather(about, pick(SKIES), Math.floor(random() * 36)); // biome-ignore format: one line
+  const lookUp = isPrice ? price(about, number(random)) : weather(about, pick(SKIES), number(random));
   const calls = isTold
     ? [lookUp, { name: 'send_message', arguments: { to: person, text: lookUp.fact }, result: { sent: true } }]
     : [lookUp];
@@ -64,6 +68,11 @@ function randomWish(random, tools, heldOut) {
   if (!calls.every(({ name }) => tools.some((tool) => tool.function.name === name)))
     return { text, calls: [], answer: NO_TOOL };
   return { text, calls, answer: isTold ? `I told ${person}: ${lookUp.fact}` : lookUp.fact };
+}
+
+/** A price or a temperature. Each number is one token. */
+function number(random) {
+  return 10 + Math.floor(random() * 30);
 }
 
 function price(thing, coins) {
@@ -76,28 +85,13 @@ function weather(town, sky, degrees) {
   return { name: 'find_weather', arguments: { town }, result: { sky, degrees }, fact };
 }
 
-/** Words to repeat: every answer is a copy, and a model that has learned to copy soon copies names into calls. */
-export function randomDrill(random) {
-  const words = [...COLOURS, ...THINGS, ...TOWNS, ...PEOPLE, ...SKIES];
-  for (let i = words.length - 1; i > 0; i--) {
-    const j = Math.floor(random() * (i + 1));
-    [words[i], words[j]] = [words[j], words[i]];
-  }
-  const turns = Array.from({ length: 2 }, () => {
-    const count = 3 + Math.floor(random() * 10);
-    const number = random() < 0.5 ? ` ${Math.floor(random() * 100)}` : '';
-    return `${words.splice(0, count).join(' ')}${number}`;
-  });
-  const messages = turns.flatMap((text) => [
-    { role: 'user', content: `Say ${text}` },
-    { role: 'assistant', content: `"${text}"` },
-  ]);
-  return { messages };
-}
-
 /** A conversation as a line of `data.source: chat`, with the wishes in it. */
-export function randomChat(random, tools, { heldOut = false, wishes = 1 + Math.floor(random() * 3) } = {}) {
-  const offered = [...tools].sort(() => random() - 0.5).slice(random() < 0.15 ? 1 : 0);
+export function randomChat(
+  random,
+  tools,
+  { heldOut = false, wishes = 1 + Math.floor(random() * 3), offersAll = false } = {},
+) {
+  const offered = [...tools].sort(() => random() - 0.5).slice(!offersAll && random() < 0.1 ? 1 : 0);
   const asked = Array.from({ length: wishes }, () => randomWish(random, offered, heldOut));
   const messages = asked.flatMap(({ text, calls, answer }) => [
     { role: 'user', content: text },
@@ -112,7 +106,20 @@ export function randomChat(random, tools, { heldOut = false, wishes = 1 + Math.f
 
 /** All texts of the grammar, for the tokenizer. */
 export const WORDS = [
-  ...[COLOURS, THINGS, TOWNS, PEOPLE, SKIES, ASK_PRICE, ASK_WEATHER, TELL_PRICE, TELL_WEATHER, SMALL_TALK, NO_TOOL].flat(3),
-  'Say The thing costs 1 coins. It is sunny in town, 1 degrees. I told her: You can call these tools: system user assistant tool',
+  ...[
+    COLOURS,
+    THINGS,
+    TOWNS,
+    PEOPLE,
+    SKIES,
+    ASK_PRICE,
+    ASK_WEATHER,
+    TELL_PRICE,
+    TELL_WEATHER,
+    SMALL_TALK,
+    NO_TOOL,
+  ].flat(3),
+  'The thing costs 1 coins. It is sunny in town, 1 degrees. I told her: You can call these tools: system user assistant tool',
   'name arguments price sky degrees sent true false null item town to text find_price find_weather send_message',
+  Array.from({ length: 100 }, (_, number) => number).join(' '),
 ];

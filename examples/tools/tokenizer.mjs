@@ -2,17 +2,19 @@
 
 const SPECIAL = ['<|im_start|>', '<|im_end|>'];
 const MARKERS = ['<tool_call>', '</tool_call>'];
-/** Words with the space before them; digits and punctuation one by one, so that they are easy to copy. */
-const PIECES = /(?: ?\p{L}+| ?[^\s\p{L}\p{N}]|\p{N}|\s+)/u;
+/** Words, numbers, and every other character for itself: a name is the same token wherever it stands, and easy to copy. */
+const PIECES = /(?:\p{L}+|\p{N}+|[^\p{L}\p{N}])/u;
 
 /** Merges the most frequent pair of neighbours until every word is one token. */
 export function makeTokenizer(texts) {
   const alphabet = printableBytes();
   const words = new Map();
   for (const text of texts)
-    for (const form of [text, ` ${text}`])
-      for (const [piece] of form.matchAll(new RegExp(PIECES, 'gu')))
-        words.set(piece, [...Buffer.from(piece)].map((byte) => alphabet[byte]));
+    for (const [piece] of text.matchAll(new RegExp(PIECES, 'gu')))
+      words.set(
+        piece,
+        [...Buffer.from(piece)].map((byte) => alphabet[byte]),
+      );
   const merges = [];
   for (;;) {
     const counts = new Map();

@@ -3,6 +3,7 @@ import type { Command } from 'commander';
 import { loadAssets } from '../dashboard/assets.js';
 import { UsageError } from '../errors.js';
 import { readGivenText } from '../files.js';
+import { isHubName, parseHubName } from '../hub/name.js';
 import { DEFAULT_MAX_CONTEXT } from '../infer/engine/request.js';
 import { modelEnvironmentWarnings } from '../infer/environment.js';
 import { serveModel } from '../serve/serve-model.js';
@@ -100,12 +101,14 @@ async function run(options: Options, io: Io): Promise<void> {
   for (const warning of modelEnvironmentWarnings(io.env, 'serve')) io.warn(warning);
   const { model, maxContext, maxBatch, maxQueued, tile, cacheGb, prefixCacheGb, prefixCacheDir } = options;
   const keys = readKeys(options);
+  // The folder of a snapshot is called after its commit.
+  const name = options.name ?? (isHubName(model) ? parseHubName(model).repository : undefined);
   const chatTemplate = options.chatTemplate === undefined ? {} : { chatTemplate: readGivenText(options.chatTemplate) };
   if (options.host !== '127.0.0.1' && options.apiKey !== undefined)
     io.warn('--api-key is visible to other users of this machine in the list of processes: use --api-key-file');
   let isReady = false;
   const server = await serveModel(model, {
-    ...(options.name === undefined ? {} : { id: options.name }),
+    ...(name === undefined ? {} : { id: name }),
     host: options.host,
     port: options.port,
     keys,

@@ -135,7 +135,7 @@ const data = {
   sources: mixtureSchema.nullable().default(null),
   /** File, folder or glob of a local source; package:PATH is relative to the installed package. */
   path: text().nullable().default(null),
-  /** Tokenizer: byte, gpt2, stories or the path of a tokenizer.json. */
+  /** Tokenizer: byte, gpt2, stories, the path of a tokenizer.json, or hf:owner/name. */
   tokenizer: text().default('byte'),
   /** Share of documents reserved for validation. */
   val_fraction: z.number().min(0).lt(1).default(0.01),

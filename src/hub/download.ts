@@ -41,13 +41,13 @@ export async function downloadBlob(
     const path = join(paths.blobs, file.blob);
     const partial = `${path}.incomplete`;
     try {
-      // Neither 'r+', which does not create, nor 'a', which ignores positions.
-      const handle = await openForUpdate(partial);
-      try {
-        await fill(handle, url, file, http, events);
-        await handle.sync();
-      } finally {
-        await handle.close();
+      for (let attempt = 1; !(await complete(partial, url, file, http, events)); attempt++) {
+        // Not emptied: without locks another process may have moved it into place by now.
+        rmSync(partial, { force: true });
+        const what = `${describeUrl(url)}: what arrived does not have the hash that the hub lists`;
+        if (attempt === ATTEMPTS)
+          throw new SourceGaveUp(`${what}, twice; it was removed: check HF_ENDPOINT and the network, and try again`);
+        events.onWarning(`${what}; downloading it again`);
       }
       moveIntoPlace(partial, path, file, paths);
     } catch (error) {
@@ -56,6 +56,7 @@ export async function downloadBlob(
   });
 }
 
+/** Neither 'r+', which does not create, nor 'a', which ignores positions. */
 async function openForUpdate(path: string): Promise<FileHandle> {
   try {
     return await open(path, 'r+');
@@ -75,18 +76,18 @@ function moveIntoPlace(partial: string, path: string, file: HubFile, paths: Cach
   }
 }
 
-/** Writes what is missing, and compares the hash. A wrong one is downloaded once more from the start. */
-async function fill(
-  handle: FileHandle,
+/** Downloads what is missing of a partial file; returns whether it has the right hash then. */
+async function complete(
+  partial: string,
   url: string,
   file: HubFile,
   http: HttpOptions,
-  { onBytes, onWarning }: DownloadEvents,
-): Promise<void> {
-  for (let attempt = 1; ; attempt++) {
-    const { size: found } = await handle.stat();
-    if (found > file.size) await handle.truncate(0);
-    const start = found > file.size ? 0 : found;
+  { onBytes }: DownloadEvents,
+): Promise<boolean> {
+  if ((statOrUndefined(partial)?.size ?? 0) > file.size) rmSync(partial);
+  const handle = await openForUpdate(partial);
+  try {
+    const { size: start } = await handle.stat();
     const hash = startHash(file);
     await hashBeginning(handle, start, hash);
     onBytes(start);
@@ -95,12 +96,10 @@ async function fill(
       hash.update(piece);
       onBytes(at + piece.length);
     });
-    if (hash.digest('hex') === file.blob) return;
-    await handle.truncate(0);
-    const what = `${describeUrl(url)}: what arrived does not have the hash that the hub lists`;
-    if (attempt === ATTEMPTS)
-      throw new SourceGaveUp(`${what}, twice; it was removed: check HF_ENDPOINT and the network, and try again`);
-    onWarning(`${what}; downloading it again`);
+    await handle.sync();
+    return hash.digest('hex') === file.blob;
+  } finally {
+    await handle.close();
   }
 }
 

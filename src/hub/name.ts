@@ -36,3 +36,8 @@ export function formatHubName({ repository, revision }: HubName): string {
 export function isCommit(revision: string): boolean {
   return /^[0-9a-f]{40}$/.test(revision);
 }
+
+/** Whether `pinned` is `name` with a commit. */
+export function isPinOf(pinned: string, name: string): boolean {
+  return isHubName(name) && !name.includes('@') && pinned.startsWith(`${name}@`);
+}

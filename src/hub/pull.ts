@@ -5,13 +5,14 @@ import type { Environment } from '../environment.js';
 import { TrefoilError, UsageError } from '../errors.js';
 import { asideName, ensureFolder, errorCode, fileError, readText, statOrUndefined, writeFileAtomic } from '../files.js';
 import { type HubAccess, hubAccess } from './access.js';
-import { type CachePaths, cachePaths, findSnapshot, hubCacheFolder, missingFile, type Snapshot } from './cache.js';
+import { type CachePaths, cachePaths, findSnapshot, hubCacheFolder, missingFile } from './cache.js';
 import { type DownloadEvents, downloadBlob, hasBlob, removeDamaged } from './download.js';
 import { AccessRefused, describeUrl, type HttpOptions, SourceGaveUp, withDeadline } from './http.js';
 import { fetchCommit, listTree, type TreeEntry } from './listing.js';
 import { type HubFile, MODEL_FILES, shardsOf, smallFiles, weightFiles } from './model-files.js';
 import { formatHubName, type HubName, isCommit, parseHubName } from './name.js';
 
+/** Options of `pullModel`. */
 export interface PullOptions {
   /** HF_HOME, HF_HUB_CACHE, HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE are read from it. Default: `process.env`. */
   readonly environment?: Environment;
@@ -26,7 +27,12 @@ export interface PullOptions {
 }
 
 /** A model in the cache, and what was downloaded for it. */
-export interface PulledModel extends Snapshot {
+export interface PulledModel {
+  /** The name with the commit, for `loadModel`. */
+  readonly name: string;
+  readonly commit: string;
+  readonly folder: string;
+  /** Files of the model that the hub was asked about; 0 if it was not asked. */
   readonly files: number;
   /** Size of the files that were missing. */
   readonly downloaded: number;
@@ -95,7 +101,7 @@ async function findCommit(text: string, name: HubName, access: HubAccess, http: 
     if (commit === undefined)
       throw new UsageError(`${text}: ${host} has no model ${repository} with revision ${revision}; check the name`);
     if (isCommit(commit)) return commit;
-    throw new SourceGaveUp(`${host} names the commit ${commit}, which is none; is HF_ENDPOINT a hub?`);
+    throw new SourceGaveUp(`${host} names the commit ${commit}, which is no commit id; is HF_ENDPOINT a hub?`);
   } catch (error) {
     if (!(error instanceof AccessRefused)) throw error;
     // The hub does not tell whether a private model exists.

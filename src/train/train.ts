@@ -33,6 +33,7 @@ import { findResumePoint, type ResumePoint, restoreTrainingState } from './check
 import { compileAhead } from './compile-ahead.js';
 import { expectFp8 } from './device-stepper.js';
 import { RunEnds } from './ends.js';
+import { pinHubModels } from './hub-models.js';
 import type { TrainOptions, TrainResult } from './options.js';
 import { singleWorld, type World } from './ranks/world.js';
 import { RankLogger, RunRecords } from './report.js';
@@ -62,16 +63,17 @@ async function openAndRun(
   world: World,
   onEnd: (cleanup: () => void) => void,
 ): Promise<TrainResult> {
-  const { config, device, resume = null } = options;
+  const { device, resume = null } = options;
   const { agreement, rank, isFirst } = world;
   const log = new RankLogger(options, world);
-  checkSupported(config, device, world, log);
-  refuseOtherFormat(options.save ?? null, config);
-  const outDir = resolve(config.train.out_dir);
+  checkSupported(options.config, device, world, log);
+  refuseOtherFormat(options.save ?? null, options.config);
+  const outDir = resolve(options.config.train.out_dir);
   if (isFirst && resume === null) refuseUsedFolder(outDir);
   if (isFirst && resume !== null) refuseLiveOwner(runPaths(outDir).lock);
   // Before the lock is taken: that of a killed run, by which its end is known, must outlast a refusal.
-  const point = resume === null ? null : findResumePoint(outDir, resume, config, world);
+  const point = resume === null ? null : findResumePoint(outDir, resume, options.config, world);
+  const config = await pinHubModels(options.config, point?.saved.config ?? null, world, log);
   const folder = await agreement.firstThenOthers(() => new RunFolder(outDir, rank));
   onEnd(() => folder.close());
   for (const { path, reason } of point?.found.skipped ?? []) log.warn(`checkpoint ${path} is skipped: ${reason}`);

@@ -31,7 +31,7 @@ export interface HubModel {
   /** owner/name */
   readonly name: string;
   readonly files: ReadonlyMap<string, Uint8Array>;
-  /** Of the branch `main`. */
+  /** The commit of the branch `main`. */
   readonly commit?: string;
 }
 

@@ -3,7 +3,7 @@ import { randomBytes } from 'node:crypto';
 import type { HubModel } from './hub-server.js';
 
 export const MODEL = 'owner/small';
-/** What `pullModel` downloads of `shardedModel`. */
+/** The files of `shardedModel` that `pullModel` downloads. */
 export const NEEDED = [
   'config.json',
   'generation_config.json',
