@@ -443,7 +443,9 @@ describe('manifests', () => {
   it('prepare-job.yaml: the command that its shell runs prepares the part of the index', () => {
     const { spec } = manifest('prepare-job.yaml');
     const [container] = spec.template.spec.containers;
-    const values = new Map<string, string>(container.env.map((one: { name: string; value?: string }) => [one.name, one.value]));
+    const values = new Map<string, string>(
+      container.env.map((one: { name: string; value?: string }) => [one.name, one.value]),
+    );
     expect(Number(values.get('PARTS'))).toBe(spec.completions);
     expect(spec.podFailurePolicy.rules[0].onExitCodes.containerName).toBe(container.name);
     const names = (all: { name: string }[]) => all.map((one) => one.name);

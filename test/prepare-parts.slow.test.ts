@@ -13,7 +13,10 @@ const at = (name: string) => join(folder.path, name);
 const PARTS = 8;
 
 const documents = (file: number) =>
-  Array.from({ length: 400 }, (_, i) => `Document ${i} of file ${file}: ${`the ${i}th word of it, `.repeat((i * 7) % 40)}`);
+  Array.from(
+    { length: 400 },
+    (_, i) => `Document ${i} of file ${file}: ${`the ${i}th word of it, `.repeat((i * 7) % 40)}`,
+  );
 
 const filesOf = (path: string) =>
   Object.fromEntries(readdirSync(path).map((name) => [name, readFileSync(join(path, name)).toString('base64')]));
@@ -22,7 +25,18 @@ it('eight processes, one killed and repeated, make the files of one', async () =
   const corpus = at('corpus.jsonl');
   const lines = [0, 1, 2, 3].flatMap((file) => documents(file).map((text) => JSON.stringify({ text })));
   writeFileSync(corpus, `${lines.join('\n')}\n`);
-  const flags = ['--local-path', corpus, '--tokenizer', 'gpt2', '--workers', '1', '--shard-bytes', '40KB', '--part-bytes', '5KB'];
+  const flags = [
+    '--local-path',
+    corpus,
+    '--tokenizer',
+    'gpt2',
+    '--workers',
+    '1',
+    '--shard-bytes',
+    '40KB',
+    '--part-bytes',
+    '5KB',
+  ];
   const whole = await trefoil(['data', 'prepare', ...flags, '--out', at('whole'), '--json']);
   expect(whole.code, whole.stderr).toBe(0);
   const { checksum, shards } = JSON.parse(whole.stdout);

@@ -79,7 +79,7 @@ export function guessSource(path: string): Guess {
     const content = files.length === 1 && files[0] === path ? jsonLinesKind(path) : null;
     if (content === 'chat') return { source: 'chat', because: 'its lines are JSON with messages' };
     if (content === 'documents') return { source: 'jsonl', because: 'its lines are JSON with a text' };
-    return { source: 'text', because: 'no JSON Lines, no Parquet' };
+    return { source: 'text', because: 'no file is JSON Lines or Parquet' };
   }
   if (find(TEXT)) return { source: 'files', because: 'JSON Lines beside text files' };
   const isChat = jsonLinesKind(lines) === 'chat';

@@ -23,7 +23,6 @@ function run({ out: folder, json }: Options, io: Io): void {
   const index = joinParts(folder, ({ files, totalFiles }) => line.show(`checked ${files} of ${totalFiles} files`));
   line.clear();
   const { documents, tokens, shards, skippedFiles, checksum } = index;
-  if (json)
-    printJson(io, { folder, documents, tokens, shards: shards.length, skipped_files: skippedFiles, checksum });
+  if (json) printJson(io, { folder, documents, tokens, shards: shards.length, skipped_files: skippedFiles, checksum });
   else io.out(`${folder}: ${plural(documents, 'document')}, ${tokens} tokens in ${plural(shards.length, 'shard')}`);
 }

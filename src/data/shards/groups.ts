@@ -45,5 +45,7 @@ export interface PartNumber {
 export function planOf(spec: CorpusSpec, tokenizerIdentity: string, groupBytes: number): string {
   const files = spec.files.map((file) => ({ ...file, parts: 1 }));
   const identity = corpusIdentity({ ...spec, lanes: 1, files }, tokenizerIdentity);
-  return createHash('sha256').update(JSON.stringify([1, identity, groupBytes])).digest('hex');
+  return createHash('sha256')
+    .update(JSON.stringify([1, identity, groupBytes]))
+    .digest('hex');
 }

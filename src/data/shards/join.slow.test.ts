@@ -110,7 +110,10 @@ describe('an interrupted part', () => {
     const again = await open(700);
     await prepareCorpus({ ...options, spec: again, onNote: (line) => notes.push(line) });
     await prepareCorpus({ ...options, spec: again, onNote: (line) => notes.push(line) });
-    expect(notes).toEqual([expect.stringMatching(/^[1-9]\d* of \d+ units are done already$/), 'part 2 of 2 is done already']);
+    expect(notes).toEqual([
+      expect.stringMatching(/^[1-9]\d* of \d+ units are done already$/),
+      'part 2 of 2 is done already',
+    ]);
     await prepare(out, { index: 1, count: 2 });
     expect(joinParts(out).checksum).toBe(JSON.parse(readFileSync(join(whole, 'index.json'), 'utf8')).checksum);
   });
@@ -126,7 +129,9 @@ describe('joining', () => {
   it('names missing parts, parts of another corpus, and a folder without any', async () => {
     const out = await parts('missing', [2]);
     expect(() => joinParts(out)).toThrow(/part 1, 3 of 3 are missing; run trefoil data prepare --part 1\/3 again/);
-    expect(() => joinParts(folder.path('corpus'))).toThrow(/holds no parts; make them with trefoil data prepare --part/);
+    expect(() => joinParts(folder.path('corpus'))).toThrow(
+      /holds no parts; make them with trefoil data prepare --part/,
+    );
     const other = await openCorpus({ ...plain, path: folder.path('corpus/a.jsonl'), groupBytes: GROUP });
     const mixed = { spec: other, tokenizerName: 'byte', folder: out, workers: 1, groupBytes: GROUP };
     await prepareCorpus({ ...mixed, part: { index: 1, count: 3 } });

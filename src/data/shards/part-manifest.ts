@@ -61,7 +61,8 @@ export function readPartManifest(folder: string): PartManifest {
   }
   const { checksum, ...rest } = (value ?? {}) as Record<string, unknown>;
   const content = Content.safeParse(rest);
-  if (!content.success) throw damaged(path, `${content.error.issues[0].path.join('.')}: ${content.error.issues[0].message}`);
+  if (!content.success)
+    throw damaged(path, `${content.error.issues[0].path.join('.')}: ${content.error.issues[0].message}`);
   if (checksum !== checksumOf(content.data)) throw damaged(path, 'its checksum does not match');
   return content.data;
 }

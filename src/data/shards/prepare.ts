@@ -13,7 +13,15 @@ import { isAlive, ownIdentity, type ProcessIdentity } from '../../process-identi
 import type { FileReport } from '../sources/files.js';
 import { corpusIdentity } from '../sources/order.js';
 import { createTokenizer } from '../tokenizer.js';
-import { type BuildOptions, expectUnchanged, finish, finishedUnits, JoinedUnits, ProgressCounter, tokeniseInThreads } from './build.js';
+import {
+  type BuildOptions,
+  expectUnchanged,
+  finish,
+  finishedUnits,
+  JoinedUnits,
+  ProgressCounter,
+  tokeniseInThreads,
+} from './build.js';
 import { removeFolder, renameDurably } from './folders.js';
 import type { ShardIndexContent } from './format.js';
 import { GROUP_BYTES, groupBorders, groupsOfPart, type PartNumber, planOf } from './groups.js';
@@ -113,7 +121,9 @@ async function finishPart(
  */
 function takeOver(working: string): () => void {
   const path = join(working, 'owner');
-  const owner = existsSync(path) ? (parseObject(readFileSync(path, 'utf8')) as unknown as ProcessIdentity | undefined) : undefined;
+  const owner = existsSync(path)
+    ? (parseObject(readFileSync(path, 'utf8')) as unknown as ProcessIdentity | undefined)
+    : undefined;
   if (owner !== undefined && owner.pid !== process.pid && isAlive(owner) === true)
     throw new UsageError(`${working} is in use by process ${owner.pid}; wait for it or choose another --out`);
   writeFileSync(path, `${JSON.stringify(ownIdentity())}\n`);

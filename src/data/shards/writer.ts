@@ -6,7 +6,14 @@ import { open } from 'node:fs/promises';
 import { join } from 'node:path';
 import { writeFully } from '../../files.js';
 import type { Tokenizer } from '../tokenizer.js';
-import { encodeIndex, INDEX_NAME, type ShardEntry, type ShardFile, type ShardIndex, type ShardIndexContent } from './format.js';
+import {
+  encodeIndex,
+  INDEX_NAME,
+  type ShardEntry,
+  type ShardFile,
+  type ShardIndex,
+  type ShardIndexContent,
+} from './format.js';
 import { bytesPerToken, type TokenArray, tokenView } from './token-type.js';
 import { TokenWriter } from './token-writer.js';
 
