@@ -95,7 +95,7 @@ export function impliedSource(path: string): string {
 const SNIFFED_BYTES = 1 << 16;
 const SNIFFED_LINES = 4;
 
-/** What the first lines of a file are: chats, documents with a text, JSON objects without either; null if no JSON Lines. */
+/** The kind of the first lines of a file: chats, documents with a text, JSON objects without either; null if no JSON Lines. */
 function jsonLinesKind(path: string): 'chat' | 'documents' | 'objects' | null {
   const head = headOf(path);
   if (head === null) return null;

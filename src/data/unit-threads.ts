@@ -5,7 +5,7 @@ import { TrefoilError } from '../errors.js';
 import { workerFile } from '../worker-file.js';
 import { type Failure, failureOf } from './pipeline/failure.js';
 
-/** What every thread gets besides data of its own. */
+/** Every thread gets this besides data of its own. */
 export interface SharedUnits {
   readonly units: readonly number[];
   /** How many of `units` the threads have taken: an int32. */

@@ -21,7 +21,7 @@ export interface Evaluation {
   readonly loss: number;
   readonly perplexity: number;
   readonly targets: number;
-  /** Of a mixture: each source's. `loss` is then their mean by the weights of the mixture. */
+  /** Mixtures only: each source's. `loss` is then their mean by the weights of the mixture. */
   readonly bySource?: readonly SourceLoss[];
 }
 
