@@ -8,13 +8,13 @@
 //
 // The text is made of the words of this repository with their frequencies; some are changed, so that the number of distinct words
 // grows with the text as in a real corpus. Lines have no white space at their ends: the peer reads line by line.
-import { spawn } from 'node:child_process';
 import { mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { availableParallelism, loadavg, tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
 import { table } from '../markdown.mjs';
+import { timed } from '../timed.mjs';
 
 const { values } = parseArgs({
   options: {
@@ -89,28 +89,8 @@ tokenizer.save(out)
 print(time.time() - started)
 `;
 
-/** Runs a program to its end; returns wall and CPU seconds, and the peak of its resident memory in MiB (Linux). */
-async function measure(program, words) {
-  const started = performance.now();
-  const child = spawn(program, words, { stdio: ['ignore', 'pipe', 'inherit'] });
-  let peak = 0;
-  let cpu = 0;
-  const look = () => {
-    try {
-      const status = readFileSync(`/proc/${child.pid}/status`, 'utf8');
-      peak = Math.max(peak, Number(/VmHWM:\s+(\d+)/.exec(status)?.[1] ?? 0) / 1024);
-      const stat = readFileSync(`/proc/${child.pid}/stat`, 'utf8');
-      const fields = stat.slice(stat.lastIndexOf(')') + 2).split(' ');
-      cpu = (Number(fields[11]) + Number(fields[12])) / 100;
-    } catch {
-      // It has just ended.
-    }
-  };
-  const timer = setInterval(look, 50);
-  const code = await new Promise((resolve) => child.on('exit', resolve));
-  clearInterval(timer);
-  if (code !== 0) throw new Error(`${program} ended with code ${code}`);
-  return { seconds: (performance.now() - started) / 1000, cpu_seconds: cpu, peak_mib: Math.round(peak) };
+function row(who, round, { seconds, cpu_seconds, peak_mib }) {
+  return { who, round, load: loadavg()[0], seconds, cpu_seconds, peak_mib };
 }
 
 function mergesOf(path) {
@@ -129,16 +109,16 @@ try {
   const peer = (round) => join(folder, `peer-${round}.json`);
   for (let round = 0; round < Number(values.rounds); round++) {
     const words = ['data', 'tokenizer', '--local-path', join(folder, 'corpus'), '--vocab-size', values['vocab-size']];
-    const ours = await measure(process.execPath, [join(root, 'dist/cli/main.js'), ...words, '--out', own(round)]);
-    rows.push({ who: 'trefoil', round, load: loadavg()[0], ...ours });
+    const ours = await timed(process.execPath, [join(root, 'dist/cli/main.js'), ...words, '--out', own(round)]);
+    rows.push(row('trefoil', round, ours));
     if (values.python === undefined) continue;
-    const theirs = await measure(values.python, [
+    const theirs = await timed(values.python, [
       join(folder, 'peer.py'),
       join(folder, 'corpus'),
       values['vocab-size'],
       peer(round),
     ]);
-    rows.push({ who: 'tokenizers', round, load: loadavg()[0], ...theirs });
+    rows.push(row('tokenizers', round, theirs));
   }
   const merges = mergesOf(join(own(0), 'tokenizer.json'));
   let same = null;
