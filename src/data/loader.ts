@@ -36,6 +36,15 @@ export interface SourceProgress {
   readonly tokensPerEpoch: number;
 }
 
+/** A source of a mixture that has validation samples. */
+export interface ValidationSource {
+  readonly name: string;
+  /** Its share of the training tokens. */
+  readonly weight: number;
+  /** Whole validation samples. */
+  readonly samples: number;
+}
+
 /** A source of training and validation batches with an exact position. */
 export interface Loader {
   readonly vocabSize: number;
@@ -64,8 +73,8 @@ export interface Loader {
   sources?(position?: object): readonly SourceProgress[];
   /** Mixtures only: the first source that ends within the next `samples` samples of all ranks, and after how many of them. */
   firstEnd?(samples: number): { readonly name: string; readonly after: number } | null;
-  /** Mixtures only: the sources that have validation samples, with their weights. */
-  readonly validationSources?: readonly { readonly name: string; readonly weight: number }[] | undefined;
+  /** Mixtures only: the sources that have validation samples. */
+  readonly validationSources?: readonly ValidationSource[] | undefined;
   /** The position, a JSON value that `restore` accepts. */
   state(): object;
   /** Continues after the last batch of the run that saved this state. Takes constant time. */
