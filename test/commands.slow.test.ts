@@ -234,6 +234,15 @@ const ROWS: Readonly<Record<string, (context: TestContext) => Promise<void>>> = 
     const result = await jsonOf('data', 'prepare', ...documents(), '--tokenizer', 'gpt2', '--out', at('shards'));
     expect(result).toMatchObject({ documents: 80 });
   },
+  'data join': async () => {
+    for (const part of ['1/2', '2/2'])
+      await jsonOf('data', 'prepare', ...documents(), '--tokenizer', 'byte', '--out', at('parts'), '--part', part);
+    expect(await jsonOf('data', 'join', '--out', at('parts'))).toMatchObject({ documents: 80, shards: 1 });
+  },
+  'data tokenizer': async () => {
+    const result = await jsonOf('data', 'tokenizer', ...documents(), '--vocab-size', '300', '--out', at('tokenizer'));
+    expect(result).toMatchObject({ vocab_size: 300, documents: 80 });
+  },
   'data cache': async () => {
     expect(keys(await jsonOf('data', 'cache'))).toEqual(['folder', 'bytes', 'entries', 'removed']);
   },

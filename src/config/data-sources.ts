@@ -79,7 +79,7 @@ export function guessSource(path: string): Guess {
     const content = files.length === 1 && files[0] === path ? jsonLinesKind(path) : null;
     if (content === 'chat') return { source: 'chat', because: 'its lines are JSON with messages' };
     if (content === 'documents') return { source: 'jsonl', because: 'its lines are JSON with a text' };
-    return { source: 'text', because: 'no JSON Lines, no Parquet' };
+    return { source: 'text', because: 'no file is JSON Lines or Parquet' };
   }
   if (find(TEXT)) return { source: 'files', because: 'JSON Lines beside text files' };
   const isChat = jsonLinesKind(lines) === 'chat';
@@ -95,7 +95,7 @@ export function impliedSource(path: string): string {
 const SNIFFED_BYTES = 1 << 16;
 const SNIFFED_LINES = 4;
 
-/** What the first lines of a file are: chats, documents with a text, JSON objects without either; null if no JSON Lines. */
+/** The kind of the first lines of a file: chats, documents with a text, JSON objects without either; null if no JSON Lines. */
 function jsonLinesKind(path: string): 'chat' | 'documents' | 'objects' | null {
   const head = headOf(path);
   if (head === null) return null;

@@ -47,7 +47,7 @@ export function completeMixture(value: unknown, place: (path: string) => string 
   });
 }
 
-/** What is wrong with a field of an item, as one line. `path`: the place of the problem inside the list. */
+/** The problem of a field of an item, as one line. `path`: the place of the problem inside the list. */
 export function itemProblem(
   value: unknown,
   [index, field]: readonly PropertyKey[],
@@ -120,7 +120,7 @@ export interface MixtureChange {
   readonly isRefused: boolean;
 }
 
-/** What differs between two mixtures, by source and key. Null where one of the two is no mixture. */
+/** The differences between two mixtures, by source and key. Null where one of the two is no mixture. */
 export function mixtureChanges(
   before: readonly MixedSource[] | null,
   after: readonly MixedSource[] | null,

@@ -128,10 +128,7 @@ const nsa = {
 const data = {
   /** Where documents come from. */
   source: z.enum(DATA_SOURCES).default('synthetic'),
-  /**
-   * Several sources, mixed: a list of {name, source, path, weight, epochs}. Weights are shares of tokens and sum to 1; a
-   * source that ends is repeated up to its epochs (default 1), then the run stops.
-   */
+  /** Several sources, mixed by their weights, in place of one; see docs/guide/own-data.md. */
   sources: mixtureSchema.nullable().default(null),
   /** File, folder or glob of a local source; package:PATH is relative to the installed package. */
   path: text().nullable().default(null),

@@ -36,6 +36,15 @@ export interface SourceProgress {
   readonly tokensPerEpoch: number;
 }
 
+/** A source of a mixture that has validation samples. */
+export interface ValidationSource {
+  readonly name: string;
+  /** Its share of the training tokens. */
+  readonly weight: number;
+  /** Whole validation samples. */
+  readonly samples: number;
+}
+
 /** A source of training and validation batches with an exact position. */
 export interface Loader {
   readonly vocabSize: number;
@@ -60,12 +69,12 @@ export interface Loader {
   readyToEvaluate?(batches: number): Promise<void>;
   /** Documents and bytes read, and batches ready, for progress lines. */
   telemetry?(): LoaderTelemetry;
-  /** Of a mixture (data.sources): what was taken from each source up to a position; default: the present one. */
+  /** Mixtures (data.sources) only: what was taken from each source up to a position; default: the present one. */
   sources?(position?: object): readonly SourceProgress[];
-  /** Of a mixture: the first source that ends within the next `samples` samples of all ranks, and after how many of them. */
+  /** Mixtures only: the first source that ends within the next `samples` samples of all ranks, and after how many of them. */
   firstEnd?(samples: number): { readonly name: string; readonly after: number } | null;
-  /** Of a mixture: the sources that have validation samples, with their weights. */
-  readonly validationSources?: readonly { readonly name: string; readonly weight: number }[] | undefined;
+  /** Mixtures only: the sources that have validation samples. */
+  readonly validationSources?: readonly ValidationSource[] | undefined;
   /** The position, a JSON value that `restore` accepts. */
   state(): object;
   /** Continues after the last batch of the run that saved this state. Takes constant time. */
@@ -73,7 +82,7 @@ export interface Loader {
   /**
    * At most `count` batches of validation samples for this rank, the same at every call: all samples, or as many as fit,
    * evenly spread. Every rank gets the same number of batches of the same shape. Rows without a sample have only ignored
-   * targets, so weigh each batch by its targetCount. Of a mixture, `count` batches of the named source, or of each.
+   * targets, so weigh each batch by its targetCount. A mixture gives `count` batches of the named source, or of each.
    */
   evalBatches(count: number, source?: string): Iterable<Batch>;
   /** Stops reading and frees buffers and threads. */

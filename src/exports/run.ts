@@ -21,6 +21,7 @@ export type {
 } from '../run/logs/heartbeat.js';
 export { type Heartbeat, readHeartbeats } from '../run/logs/heartbeat.js';
 export type { RunMetrics } from '../run/metrics.js';
+export type { SourceLoss } from '../train/evaluate.js';
 export { type RunPaths, runPaths, writeHalt } from '../run/paths.js';
 export type { SafeDtype, SafeTensor, TensorToWrite, WriteSafetensorsOptions } from '../run/safetensors.js';
 export { readSafetensors, writeSafetensors } from '../run/safetensors.js';

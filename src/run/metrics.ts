@@ -385,7 +385,7 @@ export function expectOwnMetrics(where: string, values: OwnMetrics): void {
 
 /** The metrics of a step or of an evaluation, as far as they are known: counts by name, lists, and numbers. */
 export type RunMetrics = {
-  readonly [Name in keyof typeof METRICS]?: Name extends NamedMetric
+  readonly [Name in keyof typeof METRICS]?: (typeof METRICS)[Name] extends { readonly named: unknown }
     ? Readonly<Record<string, number>>
     : (typeof METRICS)[Name] extends { readonly parts: unknown }
       ? readonly number[]

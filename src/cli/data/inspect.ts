@@ -30,8 +30,8 @@ export const configure = configured(
   run,
   `
 Prepared shards (--dataset tokens) are counted whole, and their hashes compared.
-Of a mixture (--config with data.sources) it shows what a run takes from each
-source: tokens, share, epochs, and whether one ends before the run.
+A mixture (data.sources of a config) is shown as a run takes it: for each
+source tokens, share, epochs, and whether one ends before the run.
 `,
 );
 
@@ -69,7 +69,7 @@ interface MixtureRow {
   readonly max_epochs: number | null;
 }
 
-/** What a run takes from each source. Opens them as training would, which tokenises what is not tokenised yet. */
+/** The tokens that a run takes from each source. Opens them as training would, which tokenises what is not tokenised yet. */
 async function inspectMixture(config: Config, options: Options, io: Io): Promise<void> {
   const { data, train } = config;
   const steps = options.steps ?? train.steps;

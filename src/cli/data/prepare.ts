@@ -73,7 +73,7 @@ async function run(options: Options, io: Io): Promise<void> {
       const filled = Math.round((BAR * parts) / totalParts);
       const speed = sizeText(bytes / ((performance.now() - started) / 1000));
       line.show(
-        `[${'#'.repeat(filled)}${'.'.repeat(BAR - filled)}] ${parts}/${totalParts} parts, ${documents} documents, ` +
+        `[${'#'.repeat(filled)}${'.'.repeat(BAR - filled)}] ${parts}/${totalParts} units, ${documents} documents, ` +
           `${(tokens / 1e6).toFixed(1)}M tokens, ${speed}/s`,
       );
     },

@@ -14,7 +14,7 @@ import { withEnvironment } from '../../infer/environment.js';
 import { type LoadedModel, loadModel } from '../../infer/load.js';
 import { BRANCHES, type Branch } from '../../ops/attention/gate/op.js';
 import { runPaths } from '../../run/paths.js';
-import { evaluateSource, type PositionLoss } from '../../train/evaluate.js';
+import { evaluateSource, type PositionLoss, type SourceLoss } from '../../train/evaluate.js';
 import type { FarContext } from '../../train/far-context.js';
 import { deviceOption, openDevice } from '../shared/device.js';
 import { type Io, ProgressLine, printJson } from '../shared/io.js';
@@ -62,7 +62,7 @@ const OPTIONS = {
   svg: flag('--svg <file>', 'with --by-position: write a chart'),
   csv: csvOption(),
   json: jsonOption(
-    '{model, step, source, loss, perplexity, targets, batches, bits_per_byte, complete, by_position: [{from, to, targets, loss}], far: {near, targets, loss, near_loss, gain, error, by_position: [{from, to, targets, gain}]}}, or {models: [{…, without}]} with --compare or --without',
+    '{model, step, source, loss, perplexity, targets, batches, bits_per_byte, complete, by_source: [{name, loss, targets}], by_position: [{from, to, targets, loss}], far: {near, targets, loss, near_loss, gain, error, by_position: [{from, to, targets, gain}]}}, or {models: [{…, without}]} with --compare or --without',
   ),
 };
 type Options = OptionValues<typeof OPTIONS>;
@@ -99,6 +99,7 @@ interface LossRow {
   readonly batches: number;
   readonly bits_per_byte: number | null;
   readonly complete: boolean;
+  readonly by_source?: readonly SourceLoss[];
   readonly by_position?: readonly PositionLoss[];
   /** Null if no sample is longer than `near`. */
   readonly far?: FarContext | null;
@@ -153,7 +154,10 @@ async function run(options: Options, io: Io): Promise<void> {
   else {
     const names = namesOf(rows);
     const named = (i: number) => (rows.length === 1 ? '' : `${names[i]}: `);
-    for (const [i, row] of rows.entries()) io.out(`${named(i)}${summary(row)}`);
+    for (const [i, row] of rows.entries()) {
+      io.out(`${named(i)}${summary(row)}`);
+      for (const part of row.by_source ?? []) io.out(`  ${part.name}: loss ${part.loss.toFixed(4)}, ${part.targets} targets`);
+    }
     if (byPosition) {
       io.out(table(curves, io.width));
       for (const [i, row] of rows.entries()) if (row.far) io.out(`${named(i)}${farLine(row.far)}`);
@@ -172,7 +176,7 @@ async function measure(
   for (const warning of warnings) io.warn(warning);
   const config = evaluationConfig(loaded, options, io);
   const progress = new ProgressLine(io);
-  const { loss, perplexity, targets, batches, bitsPerByte, complete, byPosition, far } = await evaluateSource(
+  const { loss, perplexity, targets, batches, bitsPerByte, complete, byPosition, far, bySource } = await evaluateSource(
     model,
     config,
     options.batches,
@@ -197,6 +201,7 @@ async function measure(
     batches,
     bits_per_byte: bitsPerByte,
     complete,
+    ...(bySource && { by_source: bySource }),
     ...(options.byPosition && { by_position: byPosition, far }),
   };
 }

@@ -47,7 +47,7 @@ export class NumberedLoader implements Loader {
     if (mixture === undefined) return;
     this.validationSources = mixture.parts
       .filter((part) => part.source.validationSamples > 0)
-      .map(({ spec: { name, weight } }) => ({ name, weight }));
+      .map(({ spec: { name, weight }, source: { validationSamples: samples } }) => ({ name, weight, samples }));
     this.sources = (position = this.state()) => mixture.progress((position as LoaderState).sample);
     this.firstEnd = (samples) => {
       const end = mixture.firstEnd(this.#sample + samples);

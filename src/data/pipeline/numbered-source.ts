@@ -81,6 +81,9 @@ async function openMixture(
     for (const spec of sources) {
       const data = { ...config.data, sources: null, source: spec.source, path: spec.path };
       parts.push({ spec, source: await openPart({ ...config, data }, spec.name, options) });
+      // Hashes of large shards take longer than data.loader_timeout allows a source to be silent.
+      const counts = { documents: 0, tokens: 0, bytes: 0 };
+      options.onProgress?.({ ...counts, parts: parts.length, totalParts: sources.length });
     }
     const mixture = new Mixture(parts, config);
     return {

@@ -5,17 +5,15 @@
 
 import { existsSync } from 'node:fs';
 import { join } from 'node:path';
-import { Worker } from 'node:worker_threads';
-import { TrefoilError, UsageError } from '../../errors.js';
+import { UsageError } from '../../errors.js';
 import { ensureFolder } from '../../files.js';
-import { workerFile } from '../../worker-file.js';
 import type { BuildProgress } from '../loader.js';
-import { failureOf } from '../pipeline/failure.js';
 import { BlobOpener } from '../sources/blob.js';
 import { type FileReport, isUnchanged } from '../sources/files.js';
 import { CorpusOrder } from '../sources/order.js';
 import type { CorpusSpec } from '../sources/spec.js';
 import type { Tokenizer } from '../tokenizer.js';
+import { runUnitThreads, type SharedUnits } from '../unit-threads.js';
 import { removeFolder } from './folders.js';
 import type { ShardIndex } from './format.js';
 import { partFile, readPart } from './part.js';
@@ -142,33 +140,17 @@ export async function tokeniseInThreads(
   counter: ProgressCounter,
 ): Promise<void> {
   const units = all.filter((unit) => !joined.isDone(unit));
-  const file = await workerFile(PREPARE_MODULE);
-  const taken = new SharedArrayBuffer(Int32Array.BYTES_PER_ELEMENT);
-  const workerData: PrepareTask = { spec, tokenizer: tokenizerName, folder, units, taken };
-  const workers: Worker[] = [];
-  const run = (): Promise<void> =>
-    new Promise((resolve, reject) => {
-      const worker = new Worker(file, { workerData, name: 'trefoil-prepare' });
-      workers.push(worker);
-      worker.on('error', (error) => reject(new TrefoilError(`a worker failed: ${error.message}`)));
-      worker.on('exit', (code) =>
-        code === 0 ? resolve() : reject(new TrefoilError(`a worker ended with code ${code}`)),
-      );
-      worker.on('message', (message: FromPrepareWorker) => {
-        try {
-          if (message.kind === 'failed') throw failureOf(message);
-          counter.add(message.progress);
-          if (message.progress.done) joined.add(message.unit);
-        } catch (error) {
-          reject(error);
-        }
-      });
-    });
-  try {
-    await Promise.all(Array.from({ length: Math.min(count, units.length) }, run));
-  } finally {
-    await Promise.all(workers.map((worker) => worker.terminate()));
-  }
+  await runUnitThreads<Omit<PrepareTask, keyof SharedUnits>, FromPrepareWorker>({
+    module: PREPARE_MODULE,
+    name: 'trefoil-prepare',
+    units,
+    count,
+    data: { spec, tokenizer: tokenizerName, folder },
+    onMessage: ({ unit, progress }) => {
+      counter.add(progress);
+      if (progress.done) joined.add(unit);
+    },
+  });
 }
 
 export interface JoinOptions {

@@ -1,4 +1,4 @@
-/** What one machine prepared: the shards of a part of a corpus, described by part.json in a folder of its own. */
+/** The work of one machine: the shards of a part of a corpus, described by part.json in a folder of its own. */
 
 import { createHash } from 'node:crypto';
 import { closeSync, existsSync, fsyncSync, openSync, readFileSync } from 'node:fs';

@@ -90,7 +90,7 @@ describe('preparing a corpus', () => {
       workers: 2,
       onNote: (line) => notes.push(line),
     });
-    expect(notes).toEqual([expect.stringMatching(new RegExp(`^${done} of \\d+ parts are done already$`))]);
+    expect(notes).toEqual([expect.stringMatching(new RegExp(`^${done} of \\d+ units are done already$`))]);
     expect(textOf(path)).toBe(expected);
   });
 

@@ -37,7 +37,7 @@ export interface PrepareOptions extends Omit<BuildOptions, 'tokenizer'> {
   readonly onNote?: (line: string) => void;
 }
 
-/** What was made: all shards, or those of a part. */
+/** The result: all shards, or those of a part. */
 export interface Prepared {
   readonly index: Pick<ShardIndexContent, 'documents' | 'tokens' | 'shards' | 'skippedFiles'> & {
     /** Identifies the shards; null for a part. */
