@@ -144,7 +144,10 @@ describe('data.source chat', () => {
 
   it('is a source of a mixture by its tokens, of which padding is none', async () => {
     const chats = join(root, 'half.jsonl');
-    writeFileSync(chats, Array.from({ length: 50 }, (_, i) => line(user(`q${i}`), assistant('a'.repeat(24)))).join('\n'));
+    writeFileSync(
+      chats,
+      Array.from({ length: 50 }, (_, i) => line(user(`q${i}`), assistant('a'.repeat(24)))).join('\n'),
+    );
     const prose = join(root, 'prose.txt');
     writeFileSync(prose, 'all of it is text '.repeat(900));
     const epochs = 1_000_000;
