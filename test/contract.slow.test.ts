@@ -168,10 +168,24 @@ const KEYS: Readonly<Record<string, readonly [TinyOverrides, Effect]>> = {
   'nsa.cmp_rope': [{ nsa: { cmp_rope: 'before' } }, numbers],
   'nsa.gate': [{ nsa: { gate: 'sigmoid' } }, numbers],
   'nsa.gate_temp': [{ nsa: { gate_temp: 0.25 } }, numbers],
+  'nsa.gate_inputs': [{ nsa: { gate_inputs: 4 } }, numbers],
+  'nsa.rope': [{ nsa: { cmp_rope: 'none', rope: 'window' } }, numbersAgainst({ nsa: { cmp_rope: 'none' } })],
   'nsa.force_branch': [{ nsa: { force_branch: 'win' } }, numbers],
   'nsa.force_uniform_gate': [{ nsa: { force_uniform_gate: true } }, numbers],
   'nsa.stopgrad_gates': [{ nsa: { stopgrad_gates: true } }, numbers],
   'data.source': [{ data: { source: 'synthetic' } }, numbers],
+  'data.sources': [
+    {
+      data: {
+        source: 'mixture',
+        sources: [
+          { name: 'noise', source: 'synthetic', weight: 0.5 },
+          { name: 'tales', source: 'stories', weight: 0.5 },
+        ],
+      },
+    },
+    numbers,
+  ],
   'data.path': [{ data: { source: 'jsonl', path: 'docs.jsonl' } }, numbers],
   'data.tokenizer': [{ data: { tokenizer: 'gpt2' } }, numbers],
   'data.val_fraction': [{ data: { val_fraction: 0.5 } }, numbers],

@@ -23,7 +23,7 @@ beforeAll(() => {
 afterAll(() => folder.remove());
 
 const has = (program: string) => spawnSync('sh', ['-c', `command -v ${program}`]).status === 0;
-const SCRIPTS = ['torchrun.sh', 'mpirun.sh', 'slurm.sbatch'];
+const SCRIPTS = ['torchrun.sh', 'mpirun.sh', 'slurm.sbatch', 'slurm-prepare.sbatch'];
 
 describe.each(SCRIPTS)('%s', (name) => {
   it('is a valid bash script', () => {
@@ -149,10 +149,11 @@ it('hostfile.example has a machine and its slots on each line', () => {
   for (const line of lines) expect(line).toMatch(/^[\w.-]+ slots=\d+$/);
 });
 
-describe('slurm.sbatch', () => {
-  /** Options of sbatch (Slurm 23.11) that the file uses, and what their values look like. */
+describe.each(['slurm.sbatch', 'slurm-prepare.sbatch'])('%s', (script) => {
+  /** Options of sbatch (Slurm 23.11) that the files use, and what their values look like. */
   const OPTIONS: Readonly<Record<string, RegExp | null>> = {
     'job-name': /^[\w-]+$/,
+    array: /^\d+(-\d+)?(%\d+)?$/,
     nodes: /^\d+(-\d+)?$/,
     'ntasks-per-node': /^\d+$/,
     'gpus-per-node': /^([a-z]\w*:)?\d+$/,
@@ -166,13 +167,14 @@ describe('slurm.sbatch', () => {
   };
 
   it('has only known options of sbatch, before the first command', () => {
-    const lines = text('slurm.sbatch').split('\n');
+    const lines = text(script).split('\n');
     const options = lines.flatMap((line, at) => {
       const match = /^#SBATCH --([a-z-]+)(?:=(\S+))?$/.exec(line);
       if (line.startsWith('#SBATCH')) expect(match, line).not.toBeNull();
       return match ? [{ at, name: match[1], value: match[2] }] : [];
     });
-    expect(options.map(({ name }) => name).sort()).toEqual(Object.keys(OPTIONS).sort());
+    expect(options.length).toBeGreaterThan(7);
+    for (const { name } of options) expect(Object.keys(OPTIONS)).toContain(name);
     for (const { name, value } of options) {
       const form = OPTIONS[name];
       if (form === null) expect(value, name).toBeUndefined();
@@ -181,6 +183,27 @@ describe('slurm.sbatch', () => {
     // sbatch ignores options after the first command.
     const command = lines.findIndex((line) => line !== '' && !line.startsWith('#'));
     expect(Math.max(...options.map(({ at }) => at))).toBeLessThan(command);
+  });
+});
+
+describe('slurm-prepare.sbatch', () => {
+  const env = { OUT_DIR: '/shared/shards', SLURM_SUBMIT_DIR: '/opt/trefoil', SLURM_CPUS_PER_TASK: '16' };
+  const task = { ...env, SLURM_ARRAY_TASK_ID: '3', SLURM_ARRAY_TASK_COUNT: '8' };
+  const words = ['--local-path', '/shared/corpus', '--tokenizer', 'gpt2'];
+
+  it('prepares the part of its task with the given flags', () => {
+    const { code, calls } = launched('slurm-prepare.sbatch', words, task);
+    expect(code).toBe(0);
+    expect(calls).toEqual([
+      'srun --cpus-per-task=16 node /opt/trefoil/dist/cli/main.js data prepare --part 3/8 --out /shared/shards ' +
+        '--workers 16 --local-path /shared/corpus --tokenizer gpt2',
+    ]);
+  });
+
+  it('repeats single parts of the same division, fails without a folder, and passes a failure on', () => {
+    expect(launched('slurm-prepare.sbatch', words, { ...task, PARTS: '64' }).calls[0]).toContain('--part 3/64');
+    expect(launched('slurm-prepare.sbatch', words, { ...task, OUT_DIR: '' }).code).toBe(1);
+    expect(launched('slurm-prepare.sbatch', words, task, 2).code).toBe(2);
   });
 });
 
@@ -309,6 +332,16 @@ const deploymentSpec = z.strictObject({
   }),
 });
 const SCHEMAS: Readonly<Record<string, z.ZodType>> = {
+  'prepare-job.yaml': z.strictObject({
+    apiVersion: z.literal('batch/v1'),
+    kind: z.literal('Job'),
+    metadata,
+    spec: z.strictObject({
+      ...jobTemplate.shape.spec.omit({ backoffLimit: true }).shape,
+      backoffLimitPerIndex: z.number().int().min(0),
+      maxFailedIndexes: z.number().int().min(0),
+    }),
+  }),
   'serve.yaml': z.strictObject({
     apiVersion: z.literal('apps/v1'),
     kind: z.literal('Deployment'),
@@ -405,6 +438,31 @@ describe('manifests', () => {
     expect(Number(values.get('PET_NPROC_PER_NODE'))).toBe(container.resources?.limits?.['nvidia.com/gpu']);
     const { name: replicated } = spec.replicatedJobs[0];
     expect(values.get('PET_MASTER_ADDR')).toBe(`${named.name}-${replicated}-0-0.${named.name}`);
+  });
+
+  it('prepare-job.yaml: the command that its shell runs prepares the part of the index', () => {
+    const { spec } = manifest('prepare-job.yaml');
+    const [container] = spec.template.spec.containers;
+    const values = new Map<string, string>(
+      container.env.map((one: { name: string; value?: string }) => [one.name, one.value]),
+    );
+    expect(Number(values.get('PARTS'))).toBe(spec.completions);
+    expect(spec.podFailurePolicy.rules[0].onExitCodes.containerName).toBe(container.name);
+    const names = (all: { name: string }[]) => all.map((one) => one.name);
+    expect(names(container.volumeMounts)).toEqual(names(spec.template.spec.volumes));
+    const bin = join(folder.path, 'node-bin');
+    mkdirSync(bin, { recursive: true });
+    writeFileSync(join(bin, 'node'), '#!/bin/sh\necho "$@"\n');
+    chmodSync(join(bin, 'node'), 0o755);
+    const [program, ...words] = [...container.command, ...container.args];
+    const { stdout } = spawnSync(program, words, {
+      encoding: 'utf8',
+      env: { PATH: `${bin}:${process.env['PATH']}`, INDEX: '7', PARTS: '8' },
+    });
+    expect(stdout.trim()).toBe(
+      '/opt/trefoil/dist/cli/main.js data prepare --part 8/8 --out=/runs/shards --local-path=/runs/corpus ' +
+        '--tokenizer=gpt2 --workers=16',
+    );
   });
 
   it('the server: mounts have volumes, the Service selects its pods', () => {

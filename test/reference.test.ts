@@ -169,15 +169,18 @@ it('docs/reference/metrics.md has every metric and counter', async () => {
   const shownOf = ({ parts, tag, chart }: Metric) => (parts ? Object.values(parts) : [{ tag, chart }]);
   const rows = METRIC_ENTRIES.map(([name, metric]) => {
     const { unit = '', meaning, source, heartbeat, csv = {}, rules = [], limit } = metric;
-    const files = (Object.keys(csv) as (keyof typeof FILES)[]).map((file) => FILES[file]);
+    const { named } = metric;
+    const files: string[] = (Object.keys(csv) as (keyof typeof FILES)[]).map((file) => FILES[file]);
+    if (named?.chart) files.push('source_metrics.csv');
     const shown = shownOf(metric);
     const charts = new Set(shown.flatMap(({ chart }) => Object.keys(chart ?? {}) as ChartName[]));
+    if (named?.chart) charts.add(named.chart);
     return [
       `\`${name}\``,
       unit,
       meaning,
       [...(heartbeat === false ? [] : ['heartbeat']), ...files].join(', '),
-      code(shown.map(({ tag }) => tag)),
+      code(named?.tag ? [`${named.tag}NAME`] : shown.map(({ tag }) => tag)),
       [...charts].map((chart) => CHARTS[chart].title).join(', '),
       code([...rules, limit?.rule]),
       `\`${source}\``,

@@ -114,6 +114,16 @@ export const DATA_COMMANDS: readonly SingleCommand[] = [
     load: () => import('./data/prepare.js'),
   },
   {
+    name: 'join',
+    summary: 'join the parts that several machines have prepared',
+    load: () => import('./data/join.js'),
+  },
+  {
+    name: 'tokenizer',
+    summary: 'train a tokenizer on text of your own',
+    load: () => import('./data/tokenizer.js'),
+  },
+  {
     name: 'inspect',
     summary: 'documents, tokens, lengths and samples of a source',
     load: () => import('./data/inspect.js'),

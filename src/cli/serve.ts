@@ -11,6 +11,7 @@ import { endLine, endWithin } from './shared/blocking.js';
 import { deviceOption } from './shared/device.js';
 import type { Io } from './shared/io.js';
 import {
+  adapterOption,
   addOptions,
   choice,
   flag,
@@ -25,6 +26,7 @@ import {
 
 const OPTIONS = {
   model: modelOption(),
+  adapter: adapterOption(),
   name: flag('--name <id>', "the model's name in the API (default: name of the folder)"),
   host: parsed('--host <address>', 'address to listen on; other than loopback needs a key', String, '127.0.0.1'),
   port: parsed('--port <n>', 'port to listen on; 0 takes a free one', wholeNumber(0), 8080),
@@ -119,6 +121,7 @@ async function run(options: Options, io: Io): Promise<void> {
     device: options.device,
     ...(options.threads === undefined ? {} : { threads: options.threads }),
     weights: options.weights,
+    ...(options.adapter === undefined ? {} : { adapter: options.adapter }),
     ...(options.precision === undefined ? {} : { precision: options.precision }),
     engine: {
       maxContext,

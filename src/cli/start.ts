@@ -58,6 +58,7 @@ export function configure(command: Command, io: Io): void {
 async function run(line: TrainCommandLine, io: Io): Promise<number> {
   const resolved = loadConfig({ env: io.env, flags: line.layer, config: line.config ?? 'quickstart' });
   for (const warning of resolved.warnings) io.warn(warning);
+  for (const guess of resolved.guesses) io.out(guess);
   if (line.printConfig) {
     printConfig(resolved, line.json, io);
     return 0;

@@ -2,12 +2,13 @@
 import { join } from 'node:path';
 import type { Environment } from '../environment.js';
 import { UsageError } from '../errors.js';
-import { canRead, ignoredPath, impliedSource, readsPath } from './data-sources.js';
+import { canRead, guessSource, ignoredPath, readsPath } from './data-sources.js';
 import { type ConfigFile, earlierNameLine, findConfig, readLayer } from './files.js';
 import { configKeys, findKey } from './keys.js';
 import { type Layer, layerOfTree, type Setting } from './layer.js';
 import { environmentLayer, environmentWarnings } from './legacy/environment.js';
-import { checkConfig, problemLine } from './parse.js';
+import { completeMixture } from './mixture.js';
+import { checkConfig, problemLine, show } from './parse.js';
 import type { Config, ConfigInput } from './schema.js';
 import { packageRoot } from './shipped.js';
 
@@ -19,6 +20,8 @@ export interface LoadOptions {
   config?: string | null;
   /** The config if neither is given, such as `pickConfigByGpuMemory(…)`. */
   otherwise?: string | null;
+  /** The keys that the model of `train.init_from` sets, given its path and `train.out_dir`. Default: none are read from it. */
+  modelLayer?: (path: string, outDir: string) => Layer;
   /** Folder that contains configs/; a parameter for tests. */
   root?: string;
 }
@@ -31,6 +34,8 @@ export interface ResolvedConfig {
   file: string | null;
   /** Warnings about variables without effect. */
   warnings: string[];
+  /** A line for every source that was guessed from what lies at its path. */
+  guesses: string[];
 }
 
 const EMPTY: Layer = new Map();
@@ -88,18 +93,79 @@ function dropContradicted(merged: Map<string, Setting>, layer: Layer, root: stri
     merged.delete('data.source');
   if (source !== undefined && !readsPath(source.value))
     for (const key of ['data.path', 'data.val_path']) if (!layer.has(key)) merged.delete(key);
+  // One source replaces a mixture of a lower layer, and the other way round.
+  const isMixture = isGiven(layer.get('data.sources'));
+  if (!isMixture && (path !== null || (source !== undefined && source.value !== 'mixture')))
+    merged.delete('data.sources');
+  if (isMixture)
+    for (const key of ['data.source', 'data.path', 'data.val_path']) if (!layer.has(key)) merged.delete(key);
+}
+
+function isGiven(setting: Setting | undefined): boolean {
+  return setting !== undefined && setting.value !== null;
 }
 
 /** Completes or refuses what the merged layers name: a path without a source implies one. */
 function settleSource(settings: Map<string, Setting>, root: string): void {
+  const mixture = settings.get('data.sources');
+  if (isGiven(mixture) && !settings.has('data.source')) {
+    const { origin, where } = mixture!;
+    settings.set('data.source', { value: 'mixture', origin: `implied by ${origin}`, where });
+    return;
+  }
   const path = givenPath(settings, root);
   if (path === null) return;
   const { origin, where } = settings.get('data.path')!;
   const source = settings.get('data.source');
   if (source === undefined)
-    settings.set('data.source', { value: impliedSource(path), origin: `implied by ${origin}`, where });
+    settings.set('data.source', { value: guessSource(path).source, origin: `implied by ${origin}`, where });
   else if (!readsPath(source.value) && findKey('data.source')?.choices.includes(String(source.value)))
     throw new UsageError(ignoredPath(source.value, where));
+}
+
+/** `data.source: chat, as the lines of a.jsonl have messages`, for every path whose source is not given. */
+function guessLines(settings: ReadonlyMap<string, Setting>, root: string): string[] {
+  const line = (key: string, path: string) => {
+    const { source, because } = guessSource(path);
+    return `${key}: ${source}, as ${because}`;
+  };
+  const sources = settings.get('data.sources')?.value;
+  if (Array.isArray(sources))
+    return (sources as Readonly<Record<string, unknown>>[]).flatMap((one) =>
+      typeof one?.['path'] === 'string' && one['source'] === undefined
+        ? [line(`data.sources: ${one['name']}: source`, insidePackage(one['path'], root))]
+        : [],
+    );
+  const path = givenPath(settings, root);
+  return path === null || settings.has('data.source') ? [] : [line('data.source', path)];
+}
+
+/** Keys of a model that a config may change: no weight depends on them. */
+const CHANGEABLE =
+  /^model\.(rope_.*|norm_eps)$|^nsa\.(n_sel|w|init_blocks|local_blocks|selection|score_pool|gate_temp|cmp_rope|gate|force_.*|stopgrad_gates)$|^data\.tokenizer$/;
+
+/**
+ * Adds what the model of `train.init_from` decides. Shipped configs give way to it, and other sources may change what no
+ * weight depends on; anything else that differs is an error.
+ */
+function addModel(
+  settings: Map<string, Setting>,
+  { modelLayer }: LoadOptions,
+  isShipped: (setting: Setting) => boolean,
+): void {
+  const from = settings.get('train.init_from')?.value;
+  if (typeof from !== 'string' || from === '' || !modelLayer) return;
+  const model = modelLayer(from, String(settings.get('train.out_dir')?.value ?? ''));
+  const lines: string[] = [];
+  // A dense model does not use section nsa: a shipped one would only hide what the model is.
+  for (const [key, setting] of settings) if (/^(model|nsa)\./.test(key) && isShipped(setting)) settings.delete(key);
+  for (const [key, own] of model) {
+    const given = settings.get(key);
+    if (given === undefined || isShipped(given)) settings.set(key, own);
+    else if (JSON.stringify(given.value) !== JSON.stringify(own.value) && !CHANGEABLE.test(key))
+      lines.push(`${key}: ${show(given.value)}, but ${show(own.value)} in ${from}; leave it out [${given.where}]`);
+  }
+  if (lines.length > 0) throw new UsageError(lines.join('\n'));
 }
 
 function givenPath(settings: ReadonlyMap<string, Setting>, root: string): string | null {
@@ -117,7 +183,9 @@ function sectionsOf(settings: ReadonlyMap<string, Setting>, root: string): Recor
   for (const [path, { value }] of settings) {
     const [section, name] = path.split('.');
     tree[section] ??= {};
-    tree[section][name] = path === 'data.path' && typeof value === 'string' ? insidePackage(value, root) : value;
+    const place = (given: string) => insidePackage(given, root);
+    if (path === 'data.sources') tree[section][name] = completeMixture(value, place);
+    else tree[section][name] = path === 'data.path' && typeof value === 'string' ? place(value) : value;
   }
   return tree;
 }
@@ -138,6 +206,8 @@ export function loadConfig(options: LoadOptions): ResolvedConfig {
   const { layer, file } = fileLayer(options, root);
   const profile = profileLayer([flags, environment, layer], root);
   const settings = merge([profile, layer, environment, flags], root);
+  const guesses = guessLines(settings, root);
+  addModel(settings, options, ({ origin }) => file !== null && origin === file.label && isShippedFile(file, root));
   settleSource(settings, root);
   const config = check(settings, root);
   const origins = new Map(configKeys.map((key) => [key.path, settings.get(key.path)?.origin ?? 'default']));
@@ -146,7 +216,11 @@ export function loadConfig(options: LoadOptions): ResolvedConfig {
     ...(file === null ? [] : earlierNameLine(file)),
     ...[layer, profile, flags].flatMap(oldNameLines),
   ];
-  return { config, origins, file: file?.label ?? null, warnings };
+  return { config, origins, file: file?.label ?? null, warnings, guesses };
+}
+
+function isShippedFile({ path }: ConfigFile, root: string): boolean {
+  return path.startsWith(join(root, 'configs'));
 }
 
 const NAMED_KEYS = 3;

@@ -4,6 +4,7 @@ import { UsageError } from '../errors.js';
 import { impliedSource } from './data-sources.js';
 import { configSections, findKey, keysOf } from './keys.js';
 import { withPresentNamesIn } from './legacy/keys.js';
+import { completeMixture, itemProblem } from './mixture.js';
 import type { ConfigProblem } from './rules.js';
 import { type Config, type ConfigInput, configSchema } from './schema.js';
 import { shippedConfigs } from './shipped.js';
@@ -13,7 +14,9 @@ import { hint } from './suggest.js';
 export function show(value: unknown): string {
   if (value === undefined) return 'nothing';
   // JSON.stringify would turn NaN and Infinity into null.
-  const text = typeof value === 'number' ? String(value) : (JSON.stringify(value) ?? String(value));
+  const finite = (_: string, item: unknown) =>
+    typeof item === 'number' && !Number.isFinite(item) ? String(item) : item;
+  const text = typeof value === 'number' ? String(value) : (JSON.stringify(value, finite) ?? String(value));
   return text.length > 60 ? `${text.slice(0, 57)}…` : text;
 }
 
@@ -61,8 +64,12 @@ function issueProblems(issue: z.core.$ZodIssue, input: unknown): ConfigProblem[]
   // Deeper issues (an item of train.betas) are reported for the key.
   const parts = issue.path.slice(0, 2);
   const path = parts.join('.');
+  if (path === 'data.sources' && issue.path.length > 2) {
+    const unknown = issue.code === 'unrecognized_keys' ? issue.keys : [];
+    return [itemProblem(valueAt(input, parts), issue.path.slice(2), unknown)];
+  }
   if (issue.code === 'custom') return [{ path, message: issue.message }];
-  if (issue.code === 'unrecognized_keys') {
+  if (issue.code === 'unrecognized_keys' && parts.length < 2) {
     return issue.keys.map((name) => unknownKeyProblem(path === '' ? name : `${path}.${name}`));
   }
   const value = valueAt(input, parts);
@@ -71,9 +78,14 @@ function issueProblems(issue: z.core.$ZodIssue, input: unknown): ConfigProblem[]
   return [parts.length === 1 ? sectionProblem(path, value) : valueProblem(path, value)];
 }
 
-/** A data section with a path and no source gets the source that reads the path. */
+/** A data section with a path and no source gets the source that reads the path; one with sources is a mixture. */
 function withImpliedSource(input: unknown): unknown {
-  const { data } = (input ?? {}) as { data?: { path?: unknown; source?: unknown } };
+  const { data } = (input ?? {}) as { data?: { path?: unknown; source?: unknown; sources?: unknown } };
+  if (data?.sources !== undefined && data.sources !== null)
+    return {
+      ...(input as object),
+      data: { ...data, source: data.source ?? 'mixture', sources: completeMixture(data.sources) },
+    };
   if (typeof data?.path !== 'string' || data.source !== undefined) return input;
   return { ...(input as object), data: { ...data, source: impliedSource(data.path) } };
 }

@@ -48,7 +48,7 @@ export interface ReportRun {
   readonly marks: readonly Mark[];
   readonly tokensPerStep: number | null;
   /** The chart data of the logs (chart-data.ts) in base64. */
-  readonly columns: Readonly<Record<'heartbeat' | 'training' | 'val' | 'own', string>>;
+  readonly columns: Readonly<Record<'heartbeat' | 'training' | 'val' | 'own' | 'source', string>>;
   readonly attention: readonly Readonly<Record<string, unknown>>[];
   readonly needle: Readonly<Record<string, unknown>> | null;
   readonly samples: readonly Readonly<Record<string, unknown>>[];

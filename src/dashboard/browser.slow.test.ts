@@ -178,10 +178,13 @@ describeUnless(absence, 'the pages', () => {
 
   it('draw a run: the spike, a new step, zoom by mouse, axes, smoothing, config', async () => {
     await go(run('live'));
+    // A mixture has a curve for each of its sources.
+    const bySource = page.locator('.chart', { hasText: 'Validation loss by source' });
+    for (const source of ['code', 'web']) await bySource.getByText(source, { exact: true }).first().waitFor();
     const loss = page.locator('.chart', { hasText: 'Loss' }).first();
     const plot = loss.locator('.plot');
     await loss.locator('canvas').waitFor();
-    expect(await page.locator('.chart').count()).toBe(9);
+    expect(await page.locator('.chart').count()).toBe(10);
     expect(await page.locator('.chart', { hasText: 'recall' }).count()).toBe(1); // a metric of the program's own
     const writer = openHeartbeats(runPaths(live()).heartbeat(0), 0);
     await page.locator('.live.on').waitFor();

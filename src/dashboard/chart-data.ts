@@ -6,8 +6,8 @@ import { METRIC_ENTRIES, SCALARS } from '../run/metrics.js';
 
 /** A log that charts are drawn from. */
 export type LogName = 'heartbeat' | 'training' | 'val';
-/** All sources of charts: the logs, and the metrics of a program's own (own-metrics.ts). */
-export type ChartSource = LogName | 'own';
+/** All sources of charts: the logs, and the files of metrics by name (named-metrics.ts). */
+export type ChartSource = LogName | 'own' | 'source';
 
 /** Numbers of heartbeats that a chart shows. */
 export const CHARTED_IN_HEARTBEATS = SCALARS.filter(({ log, chart }) => log === 'heartbeat' && chart !== undefined);

@@ -22,7 +22,7 @@ import { RunLog } from './run-log.js';
 const RUN_FILES = /^(heartbeat_rank\d+\.jsonl|training\.csv|metrics\.json|env\.json|\.lock|config\.yaml)$/;
 /** Names of plain files of a run; anything else under such a name makes the run a broken one. */
 const PLAIN_FILES =
-  /^(heartbeat_rank\d+\.jsonl|\.section_rank\d+|(training|val|k_stats|fallback_counters|own_metrics)\.csv|(metrics|env|config|gate_collapse_details|needle)\.json|config\.yaml|(samples|attention)\.jsonl|\.lock|\.HALT|\.anomaly_type)$/;
+  /^(heartbeat_rank\d+\.jsonl|\.section_rank\d+|(training|val|k_stats|fallback_counters|own_metrics|source_metrics)\.csv|(metrics|env|config|gate_collapse_details|needle)\.json|config\.yaml|(samples|attention)\.jsonl|\.lock|\.HALT|\.anomaly_type)$/;
 const PLAIN_FOLDERS = new Set(['checkpoints', 'tb', 'traces']);
 /** A run whose process may die without changing a file is looked at this often. */
 const REFRESH_MS = 5_000;

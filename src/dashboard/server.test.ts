@@ -103,6 +103,8 @@ describe('curves', () => {
     const own = await columns('log=own');
     expect(own.columns).toEqual(['recall']);
     expect(own.values.get('recall')!.last.at(-1)).toBe(1);
+    const sources = await columns('log=source');
+    expect(sources.columns).toEqual(['source_val_loss/code', 'source_val_loss/web']);
     expect((await get('/api/runs/long/columns?log=../../etc/passwd')).status).toBe(400);
   });
 

@@ -19,8 +19,8 @@ import type { Table } from './answers.js';
 import { loadAssets } from './assets.js';
 import { type ChartData, encodeChartData, LOG_COLUMNS, type LogName } from './chart-data.js';
 import { type Control, requestHalt, requestSave } from './control.js';
+import { namedMetrics } from './named-metrics.js';
 import { readOverview } from './overview.js';
-import { ownMetrics } from './own-metrics.js';
 import { listTraces, readJson, readRecords } from './run-files.js';
 import { type FoundRun, Runs } from './runs.js';
 import { HEADERS, hasTokenCookie, isOwnHost, newToken, tokenCookie } from './security.js';
@@ -210,7 +210,8 @@ class DashboardServer {
   async #columns(run: FoundRun, { query, response }: Asked): Promise<void> {
     const kind = query.get('log') ?? 'heartbeat';
     const rank = Number(query.get('rank') ?? 0);
-    if (kind === 'own') return sendChart(response, ownMetrics(runPaths(run.dir).ownMetrics));
+    if (kind === 'own') return sendChart(response, namedMetrics(runPaths(run.dir).ownMetrics));
+    if (kind === 'source') return sendChart(response, namedMetrics(runPaths(run.dir).sourceMetrics));
     if (!Object.hasOwn(LOG_COLUMNS, kind) || !Number.isSafeInteger(rank) || rank < 0)
       throw new HttpError(400, 'log or rank is wrong');
     const log = this.#runs.log(run, kind as LogName, rank);

@@ -34,6 +34,7 @@ export const Purpose = {
   storiesEvaluation: 13,
   chatValidation: 14,
   longEvaluation: 15,
+  mixture: 16,
 } as const;
 
 const ROUNDS = 8;

@@ -25,6 +25,26 @@ export interface LoaderTelemetry {
   readonly queueFill: number;
 }
 
+/** How far a run has come in a source of a mixture. */
+export interface SourceProgress {
+  readonly name: string;
+  /** Training tokens that were taken from it. */
+  readonly tokens: number;
+  /** Passes over it, with their fraction. 0 for sources without end. */
+  readonly epoch: number;
+  /** Training tokens of one pass; Infinity for sources without end. */
+  readonly tokensPerEpoch: number;
+}
+
+/** A source of a mixture that has validation samples. */
+export interface ValidationSource {
+  readonly name: string;
+  /** Its share of the training tokens. */
+  readonly weight: number;
+  /** Whole validation samples. */
+  readonly samples: number;
+}
+
 /** A source of training and validation batches with an exact position. */
 export interface Loader {
   readonly vocabSize: number;
@@ -49,6 +69,12 @@ export interface Loader {
   readyToEvaluate?(batches: number): Promise<void>;
   /** Documents and bytes read, and batches ready, for progress lines. */
   telemetry?(): LoaderTelemetry;
+  /** Mixtures (data.sources) only: what was taken from each source up to a position; default: the present one. */
+  sources?(position?: object): readonly SourceProgress[];
+  /** Mixtures only: the first source that ends within the next `samples` samples of all ranks, and after how many of them. */
+  firstEnd?(samples: number): { readonly name: string; readonly after: number } | null;
+  /** Mixtures only: the sources that have validation samples. */
+  readonly validationSources?: readonly ValidationSource[] | undefined;
   /** The position, a JSON value that `restore` accepts. */
   state(): object;
   /** Continues after the last batch of the run that saved this state. Takes constant time. */
@@ -56,9 +82,9 @@ export interface Loader {
   /**
    * At most `count` batches of validation samples for this rank, the same at every call: all samples, or as many as fit,
    * evenly spread. Every rank gets the same number of batches of the same shape. Rows without a sample have only ignored
-   * targets, so weigh each batch by its targetCount.
+   * targets, so weigh each batch by its targetCount. A mixture gives `count` batches of the named source, or of each.
    */
-  evalBatches(count: number): Iterable<Batch>;
+  evalBatches(count: number, source?: string): Iterable<Batch>;
   /** Stops reading and frees buffers and threads. */
   close(): void;
 }

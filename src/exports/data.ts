@@ -5,6 +5,7 @@
  */
 
 export type { CamelCase, CamelKeys } from '../config/casing.js';
+export type { MixedSource, MixedSourceInput } from '../config/mixture.js';
 export type { Batch } from '../data/batch.js';
 export { applyChatTemplate, type ChatMessage, type ChatTemplateOptions, encodeChat } from '../data/chat.js';
 export {
@@ -15,6 +16,8 @@ export {
   type LoaderOptions,
   type LoaderTelemetry,
   type OpenOptions,
+  type SourceProgress,
+  type ValidationSource,
 } from '../data/loader.js';
 export type { LoaderState } from '../data/pipeline/position.js';
 export {

@@ -12,6 +12,7 @@ import { isBuiltInTokenizer } from '../data/tokenizers/built-in.js';
 import { TOKENIZER_COMPANIONS } from '../data/tokenizers/huggingface/files.js';
 import type { Device } from '../device/device.js';
 import { UsageError } from '../errors.js';
+import { adapterBase, isAdapterFolder, MergedWeights } from '../exchange/adapter.js';
 import { HF_FILES, HfWeights, isHfFolder, readHfModel } from '../exchange/hf-folder.js';
 import { copyFile, ensureFolder, fileError, statOrUndefined } from '../files.js';
 import { modelFolder } from '../hub/cache.js';
@@ -107,6 +108,11 @@ export interface LoadOptions {
   readonly weights?: 'file' | 'int8';
   /** Holds all weights as f32 tensors, which can be trained. On the CPU reading them is several times slower. */
   readonly trainable?: boolean;
+  /**
+   * Folder of a LoRA adapter in PEFT's format, which is added to the weights in fp32. On the CPU the adapted matrices are
+   * held in fp32 whatever the type in the file, or in int8 with `weights`.
+   */
+  readonly adapter?: string | undefined;
 }
 
 /**
@@ -121,7 +127,7 @@ export function loadModel(
 ): LoadedModel {
   if (options.weights === 'int8' && device.kind !== 'cpu')
     throw new UsageError('weights in int8 are for the CPU: use --device cpu, or omit --weights');
-  const located = locateModel(path);
+  const located = withAdapter(device, locateModel(path), options.adapter);
   const { shape, weights, config, step, warnings, endTokens, origin, describedBy } = located;
   try {
     const model = new LanguageModel(device, shape, new StoredWeights(device, weights, options), dtype);
@@ -190,8 +196,14 @@ class StoredWeights implements StoredParameters {
     this.#used += aligned(bytes);
     const room = this.#memory.rows(first / 4, (first + bytes) / 4).withOwnStorage();
     const matrix = new PackedMatrix(this.#device, shape, type, room);
-    if (matrix.readRows(source.parts(name), TYPES[expectFloatEntry(source, name, shape)])) return matrix;
-    throw changed(source.path);
+    const parts = source.parts(name);
+    if (parts === null) {
+      const values = Tensor.empty(this.#device, shape);
+      readInto(source, name, values);
+      matrix.pack(values);
+      values.free();
+    } else if (!matrix.readRows(parts, TYPES[expectFloatEntry(source, name, shape)])) throw changed(source.path);
+    return matrix;
   }
 
   free(): void {
@@ -219,6 +231,18 @@ function aligned(bytes: number): number {
   return ALIGNMENT * Math.ceil(bytes / ALIGNMENT);
 }
 
+/** A located model with an adapter added to its weights, if one is given. The caller closes the weights, in any case. */
+export function withAdapter(device: Device, located: LocatedModel, adapter: string | undefined): LocatedModel {
+  if (adapter === undefined) return located;
+  const { weights, shape } = located;
+  try {
+    return { ...located, weights: new MergedWeights(device, weights, shape, adapter) };
+  } catch (error) {
+    weights.close();
+    throw error;
+  }
+}
+
 /** Finds and checks what `loadModel` would load; the caller closes the weights. */
 export function locateModel(name: string): LocatedModel {
   const path = modelFolder(name);
@@ -233,6 +257,7 @@ function locateInFolder(folder: string): LocatedModel {
   if (exists(join(folder, MANIFEST_NAME))) return locateCheckpoint(openCheckpoint(folder));
   if (isHfFolder(folder)) return locateForeign(folder);
   const { model, modelConfig, checkpoints } = runPaths(folder);
+  if (isAdapterFolder(folder)) throw adapterAlone(folder, adapterBase(folder), folder);
   if (exists(model) && exists(modelConfig)) return locateFinal(model);
   const found = findCheckpoint(folder, 'auto');
   if (found) return locateCheckpoint(found);
@@ -275,6 +300,7 @@ function locateCheckpoint(found: FoundCheckpoint): LocatedModel {
     inFile(state, () => parseSavedConfig(found.state['config'])),
     found.step,
   );
+  if (config.train.lora !== null) throw adapterAlone(found.path, config.train.init_from, config.train.out_dir);
   const warnings = found.skipped.map((skipped) => `checkpoint ${skipped.path} is skipped: ${skipped.reason}`);
   return {
     ...openWeights(path, state, config, embeddingRows(path)),
@@ -283,6 +309,12 @@ function locateCheckpoint(found: FoundCheckpoint): LocatedModel {
     endTokens: [],
     origin: null,
   };
+}
+
+/** The error for what holds adapters without the weights that they adapt. */
+function adapterAlone(path: string, base: string | null, adapter: string): UsageError {
+  const remedy = `use --model ${base ?? 'with the model it adapts'} --adapter ${adapter}`;
+  return new UsageError(`${path}: holds an adapter, not a model; ${remedy}`);
 }
 
 function locateForeign(folder: string): LocatedModel {

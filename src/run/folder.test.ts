@@ -38,6 +38,7 @@ test('the names are those of the contract', () => {
     '/out/k_stats.csv',
     '/out/fallback_counters.csv',
     '/out/own_metrics.csv',
+    '/out/source_metrics.csv',
     '/out/attention.jsonl',
     '/out/samples.jsonl',
     '/out/run.log',

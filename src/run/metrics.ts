@@ -43,6 +43,9 @@ export const CHARTS = {
   shares: { page: 'attention', title: 'Branch shares', format: 'percent' },
   collapse: { page: 'attention', title: 'Collapsed gates', unit: 'share of tokens and heads', format: 'percent' },
   blocks: { page: 'attention', title: 'Selected blocks', unit: 'per token and group', format: 'number' },
+  sourceLoss: { page: 'run', title: 'Validation loss by source', unit: 'nats per token', format: 'number', log: true },
+  sourceTokens: { page: 'run', title: 'Training tokens by source', format: 'short' },
+  sourceEpochs: { page: 'run', title: 'Epochs by source', format: 'number' },
   scorer: { page: 'attention', title: 'Scorer loss', unit: 'nats', format: 'number', log: true },
 } as const satisfies Readonly<Record<string, ChartSpec>>;
 export type ChartName = keyof typeof CHARTS;
@@ -79,6 +82,11 @@ export interface Metric extends Shown {
    * without it the whole row is left out. A new column needs the `?`, since files of earlier runs lack it.
    */
   readonly csv?: Readonly<Partial<Record<CsvFile, ColumnKind>>>;
+  /**
+   * A number for each of several names that the run chooses: a field `PREFIX_NAME` of heartbeats. With a chart, also a row
+   * `METRIC/NAME` of source_metrics.csv, a tag of TensorBoard and a curve for each name.
+   */
+  readonly named?: { readonly prefix: string; readonly tag?: string; readonly chart?: ChartName };
   /** The elements of a metric that is a list, by name. */
   readonly parts?: Readonly<Record<string, Shown>>;
   /** Health rules that judge it. */
@@ -95,6 +103,7 @@ const RUN = 'src/train/run.ts';
 const REPORT = 'src/train/report.ts';
 const SCHEDULE = 'src/model/sparse-start.ts';
 const EVALUATE = 'src/train/evaluate.ts';
+const MIXTURE = 'src/data/pipeline/mixture.ts';
 
 export const METRICS = {
   loss: {
@@ -128,6 +137,12 @@ export const METRICS = {
     unit: 's',
     source: TRAINER,
     rules: ['fetch', 'fetch_stall'],
+  },
+  save_pause_s: {
+    meaning:
+      'Wait for a checkpoint between the step before and this one: for its copy (train.async_save), or until it is written.',
+    unit: 's',
+    source: RUN,
   },
   fetch_p50_ms: {
     meaning: 'Median of the newest 256 waits, without the first 8 of a process.',
@@ -241,7 +256,11 @@ export const METRICS = {
     source: SCHEDULE,
     tag: 'gate/released',
   },
-  counters: { meaning: 'Counters of events, each in a field `fb_NAME`.', source: RUN },
+  counters: {
+    meaning: 'Counters of events, each in a field `fb_NAME`.',
+    source: RUN,
+    named: { prefix: 'fb_' },
+  },
   gpu_mem_alloc: {
     meaning: 'Memory of the tensors that are on the device after the step.',
     unit: 'MiB',
@@ -278,6 +297,21 @@ export const METRICS = {
       'Numbers that a program logs (`trainer.log`, results of `onStep`), each in a field `own_NAME`, with the tag `own/NAME`, ' +
       'in rows of own_metrics.csv and as a chart of its own.',
     source: TRAINER,
+    named: { prefix: 'own_', tag: 'own/' },
+  },
+  source_tokens: {
+    meaning:
+      'Training tokens taken from each source of a mixture (data.sources): fields `source_tokens_NAME`, tags ' +
+      '`source/tokens/NAME` and rows of source_metrics.csv.',
+    unit: 'tokens',
+    source: MIXTURE,
+    named: { prefix: 'source_tokens_', tag: 'source/tokens/', chart: 'sourceTokens' },
+  },
+  source_epoch: {
+    meaning: 'Passes over each source of a mixture, in the same files.',
+    unit: 'epochs',
+    source: MIXTURE,
+    named: { prefix: 'source_epoch_', tag: 'source/epoch/', chart: 'sourceEpochs' },
   },
   val_loss: {
     meaning: 'Mean loss per target on validation data, also in the heartbeat of an evaluation.',
@@ -294,6 +328,14 @@ export const METRICS = {
     heartbeat: false,
     csv: { val: 'float32' },
     tag: 'val/ppl',
+  },
+  source_val_loss: {
+    meaning:
+      'Mean loss per target on the validation data of each source of a mixture, in the heartbeat of an evaluation and in ' +
+      'the same files; `val_loss` is their mean by weight.',
+    unit: 'nats',
+    source: EVALUATE,
+    named: { prefix: 'source_val_loss_', tag: 'source/val_loss/', chart: 'sourceLoss' },
   },
 } as const satisfies Readonly<Record<string, Metric>>;
 
@@ -320,6 +362,11 @@ export const COUNTERS: Readonly<Record<string, Counter>> = {
 
 export type MetricName = keyof typeof METRICS;
 
+/** Metrics that are numbers by names of the run's choice. */
+export type NamedMetric = {
+  [Name in MetricName]: (typeof METRICS)[Name] extends { readonly named: unknown } ? Name : never;
+}[MetricName];
+
 /** Numbers of a program's own, by name. */
 export type OwnMetrics = Readonly<Record<string, number>>;
 
@@ -338,7 +385,7 @@ export function expectOwnMetrics(where: string, values: OwnMetrics): void {
 
 /** The metrics of a step or of an evaluation, as far as they are known: counts by name, lists, and numbers. */
 export type RunMetrics = {
-  readonly [Name in keyof typeof METRICS]?: Name extends 'counters' | 'own'
+  readonly [Name in keyof typeof METRICS]?: (typeof METRICS)[Name] extends { readonly named: unknown }
     ? Readonly<Record<string, number>>
     : (typeof METRICS)[Name] extends { readonly parts: unknown }
       ? readonly number[]
@@ -358,12 +405,23 @@ export interface Scalar extends Shown {
   readonly log: 'heartbeat' | CsvFile;
 }
 
-export const SCALARS: readonly Scalar[] = METRIC_ENTRIES.flatMap(([metric, { parts, heartbeat, csv, tag, chart }]) => {
-  const log = heartbeat === false ? (Object.keys(csv ?? {})[0] as CsvFile) : 'heartbeat';
-  if (metric === 'counters' || metric === 'own') return [];
-  if (!parts) return [{ name: metric, metric, log, tag, chart } as Scalar];
-  return Object.entries(parts).map(([name, shown], part) => ({ name, metric, part, log, ...shown }));
-});
+export const SCALARS: readonly Scalar[] = METRIC_ENTRIES.flatMap(
+  ([metric, { parts, named, heartbeat, csv, tag, chart }]) => {
+    if (named) return [];
+    const log = heartbeat === false ? (Object.keys(csv ?? {})[0] as CsvFile) : 'heartbeat';
+    if (!parts) return [{ name: metric, metric, log, tag, chart } as Scalar];
+    return Object.entries(parts).map(([name, shown], part) => ({ name, metric, part, log, ...shown }));
+  },
+);
+
+/** The metrics by source of a mixture that are known, as `[metric, its tag, values by source]`. */
+export function bySource(metrics: RunMetrics): [MetricName, string, Readonly<Record<string, number>>][] {
+  return METRIC_ENTRIES.flatMap(([name, { named }]): [MetricName, string, Readonly<Record<string, number>>][] => {
+    const values =
+      named?.chart === undefined ? undefined : (metrics[name] as Readonly<Record<string, number>> | undefined);
+    return values === undefined ? [] : [[name, named!.tag!, values]];
+  });
+}
 
 /** A number in a record of metrics or in a heartbeat. Files may hold anything in its place. */
 export function scalarIn(record: Readonly<Record<string, unknown>>, { metric, part }: Scalar): unknown {

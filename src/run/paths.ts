@@ -15,6 +15,7 @@ export function runPaths(outDir: string) {
     kStats: path('k_stats.csv'),
     fallbackCounters: path('fallback_counters.csv'),
     ownMetrics: path('own_metrics.csv'),
+    sourceMetrics: path('source_metrics.csv'),
     attention: path('attention.jsonl'),
     samples: path('samples.jsonl'),
     /** The lines that rank 0 printed. */

@@ -7,6 +7,7 @@ import type { FinishReason, PositionLogprobs, RequestUsage } from '../infer/engi
 import { logprobsAt, type PackedLogprobs } from './logprobs.js';
 import type { FinishedReason } from './metrics.js';
 import type { Job, Prompt } from './protocol.js';
+import type { ChatUsage } from './protocols/translation.js';
 
 /** One position of the text of a choice; the first token of a prompt has no log-probability. */
 export interface Position {
@@ -22,6 +23,8 @@ export interface ChoiceDelta {
   text: string;
   readonly positions: Position[];
   finish: ChoiceFinish | null;
+  /** The stop string that ended it, for protocols that tell it. */
+  stop?: string;
 }
 
 /** The prompt as the beginning of a text, for `echo`. It may be long. */
@@ -44,7 +47,7 @@ function finishOf(finish: ChoiceFinish | null, hasCalls: boolean): ChoiceFinish 
   return hasCalls && finish === 'stop' ? 'tool_calls' : finish;
 }
 
-export function usageOf(usages: readonly RequestUsage[], n: number): object {
+export function usageOf(usages: readonly RequestUsage[], n: number): ChatUsage {
   const sum = (of: (usage: RequestUsage) => number, every = 1) =>
     usages.reduce((total, usage, i) => total + (i % every === 0 ? of(usage) : 0), 0);
   // A prompt counts once, however many choices it has.
@@ -97,6 +100,7 @@ export class ChoiceFormat {
     else yield* this.#columns(slices);
     const hasCalls = parsed !== null && parsed.calls.length > 0;
     yield `,"finish_reason":${JSON.stringify(finishOf(rest.finish, hasCalls))},`;
+    if (this.#job.translated && rest.stop !== undefined) yield `"stop_reason":${JSON.stringify(rest.stop)},`;
     yield kind === 'chat' ? '"message":{"role":"assistant","content":' : '"text":';
     if (hasCalls && text.trim() === '') yield 'null';
     else yield* textPieces(text);
@@ -176,7 +180,8 @@ export class ChoiceFormat {
     if (deltas.length === 0 && piece.positions.length > 0) deltas.push({ content: '' });
     deltas.forEach(add);
     const finish = finishOf(piece.finish, this.#calls > 0);
-    if (finish) chunks.push({ index: this.#index, delta: {}, logprobs: null, finish_reason: finish });
+    const stop = this.#job.translated && piece.stop !== undefined ? { stop_reason: piece.stop } : {};
+    if (finish) chunks.push({ index: this.#index, delta: {}, logprobs: null, finish_reason: finish, ...stop });
     return chunks;
   }
 

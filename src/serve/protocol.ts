@@ -14,6 +14,9 @@ import { encodePrompt, longestText, refusalOf } from '../infer/prompt.js';
 import type { JsonSchema } from '../infer/structured/schema.js';
 import { type ResponseFormat, StructuredOutput } from '../infer/structured/structured-output.js';
 import type { HostRequest, ModelInfo } from './host.js';
+import { chatOfMessages } from './protocols/messages.js';
+import { chatOfResponses } from './protocols/responses.js';
+import type { Protocol, TranslatedBody } from './protocols/translation.js';
 
 /** Choices of one request: prompts times `n`. */
 const MAX_CHOICES = 256;
@@ -207,6 +210,8 @@ const TOKEN_BYTES = 4;
 /** A checked request for completions, of a prompt or of a chat, without its prompts. Plain data. */
 export interface Job {
   readonly kind: 'completion' | 'chat';
+  /** The protocol of a chat that is not the one of chat completions, with the fields of the request that the answer repeats. */
+  readonly translated: { readonly protocol: Protocol; readonly echoed: TranslatedBody['echoed'] } | null;
   readonly n: number;
   /** Prompts times `n`. */
   readonly choices: number;
@@ -249,6 +254,10 @@ export interface ParsedJob {
 export interface ParsedValues {
   readonly completion: ParsedJob;
   readonly chat: ParsedJob;
+  readonly responses: ParsedJob;
+  readonly messages: ParsedJob;
+  /** JSON of the number of tokens of a body of `messages`. */
+  readonly count: Uint8Array;
   /** The tokens of a text, or of a chat with its last answer, that the reader view asks about. */
   readonly reading: readonly number[];
   /** JSON of the answer. */
@@ -268,6 +277,12 @@ type Parsers = {
 export const PARSERS: Parsers = {
   completion: parseCompletion,
   chat: parseChat,
+  responses: (body, model) => parseTranslated('responses', body, model),
+  messages: (body, model) => parseTranslated('messages', body, model),
+  count: (body, model) => {
+    const { job } = parseTranslated('messages', { ...withoutNulls(body), max_tokens: undefined }, model);
+    return Buffer.from(JSON.stringify({ input_tokens: job.promptTokens }));
+  },
   reading: parseReading,
   tokenize: (body, model) => Buffer.from(JSON.stringify(tokenize(body, model))),
   detokenize: (body, model) => Buffer.from(JSON.stringify(detokenize(body, model))),
@@ -334,6 +349,15 @@ export function parseChat(body: unknown, model: ServedModel): ParsedJob {
     answer: answer.calls || reasoning ? { ...answer, reasoning } : null,
   };
   return jobOf('chat', known, [{ tokens, text: null }], model, details);
+}
+
+/** A body of another protocol as a chat. */
+function parseTranslated(protocol: Protocol, body: unknown, model: ServedModel): ParsedJob {
+  const translate = protocol === 'responses' ? chatOfResponses : chatOfMessages;
+  const { body: chatBody, echoed, unknown } = translate(withoutNulls(body));
+  const { job, prompts } = parseChat(chatBody, model);
+  const all = [...unknown, ...job.unknown].slice(0, MAX_UNKNOWN);
+  return { job: { ...job, unknown: all, includeUsage: false, translated: { protocol, echoed } }, prompts };
 }
 
 /** The tools that may be called. */
@@ -454,7 +478,7 @@ function jobOf(
     const positions = (echo || known.return_token_ids ? promptTokens : 0) + choices * newTokens(model, maxNewTokens);
     const isListed = echo || logprobs !== null || known.return_token_ids;
     return {
-      ...{ kind, n, choices, promptTokens, stream, echo, logprobs, answer, note, unknown, request },
+      ...{ kind, translated: null, n, choices, promptTokens, stream, echo, logprobs, answer, note, unknown, request },
       listed: isListed ? positions * (1 + (logprobs ?? 0)) : 0,
       includeUsage: known.stream_options?.include_usage ?? false,
       returnTokenIds: known.return_token_ids,

@@ -529,11 +529,7 @@ describe('load', () => {
   it('a full queue answers 429 with Retry-After, and the client tries again', async () => {
     const { openai, server } = await start({ maxQueued: 1 }, { maxBatch: 1 });
     const patient = new OpenAI({ baseURL: `${server.url}/v1`, apiKey: 'x', maxRetries: 20 });
-    const long = {
-      ...BASE,
-      max_tokens: 150,
-      ignore_eos: true,
-    };
+    const long = { ...BASE, max_tokens: 1400, ignore_eos: true };
     const under = [openai.completions.create(long), openai.completions.create(long)];
     await expect
       .poll(async () => /waiting [12]/.test(await (await fetch(`${server.url}/metrics`)).text()))
@@ -552,7 +548,8 @@ describe('load', () => {
 
   it('a queue that is full by its tokens says so', async () => {
     const { openai, host } = await start({ maxQueuedTokens: 10 }, { maxBatch: 1 });
-    const under = openai.completions.create(extra({ ...BASE, max_tokens: 100, ignore_eos: true }));
+    // More tokens than a fast machine makes between two polls.
+    const under = openai.completions.create(extra({ ...BASE, max_tokens: 1400, ignore_eos: true }));
     await expect.poll(() => host.stats().running).toBe(1);
     await expect(openai.completions.create({ ...BASE, prompt: 'x'.repeat(20) })).rejects.toMatchObject({
       code: 'queued_tokens_full',
@@ -607,7 +604,8 @@ describe('load', () => {
 
   it('draining finishes what runs and accepts nothing new', async () => {
     const { openai, server, host } = await start();
-    const under = openai.completions.create(extra({ ...BASE, max_tokens: 100, ignore_eos: true }));
+    // More tokens than a fast machine makes between two polls.
+    const under = openai.completions.create(extra({ ...BASE, max_tokens: 1400, ignore_eos: true }));
     await expect.poll(() => host.stats().running).toBe(1);
     const drained = server.drain(60);
     await expect(openai.completions.create(BASE)).rejects.toThrow();

@@ -21,6 +21,28 @@ export interface Evaluation {
   readonly loss: number;
   readonly perplexity: number;
   readonly targets: number;
+  /** Mixtures only: each source's. `loss` is then their mean by the weights of the mixture. */
+  readonly bySource?: readonly SourceLoss[];
+}
+
+/** The loss on the validation data of one source of a mixture. */
+export interface SourceLoss {
+  readonly name: string;
+  readonly loss: number;
+  readonly targets: number;
+}
+
+/** The evaluation of a mixture from those of its sources, by weight. Sources without a target count for nothing. */
+export function mixedEvaluation(parts: readonly (SourceLoss & { readonly weight: number })[]): Evaluation {
+  const counted = parts.filter(({ targets }) => targets > 0);
+  const weights = counted.reduce((sum, { weight }) => sum + weight, 0);
+  const loss = counted.reduce((sum, { weight, loss: own }) => sum + weight * own, 0) / weights;
+  return {
+    loss,
+    perplexity: Math.exp(loss),
+    targets: counted.reduce((sum, { targets }) => sum + targets, 0),
+    bySource: counted.map(({ name, loss: own, targets }) => ({ name, loss: own, targets })),
+  };
 }
 
 /**
@@ -111,26 +133,33 @@ export async function evaluateSource(
         `the data has ${loader.vocabSize} tokens and the model ${model.shape.vocabSize}: it was trained with another tokenizer`,
       );
     await loader.readyToEvaluate?.(count);
-    const batches = [...loader.evalBatches(count)];
+    const parts = loader.validationSources ?? [{ name: '', weight: 1, samples: loader.validationSamples }];
+    const batchesOf = parts.map(({ name }) => [...loader.evalBatches(count, name || undefined)]);
+    const batches = batchesOf.flat();
     if (batches.length === 0)
       throw new UsageError('the source holds no whole sample to evaluate; lower --seq-len or raise data.val_fraction');
     const positions = new PositionLosses();
     const far =
       near === undefined ? null : new FarContextGain(near, (batch) => lossesOf(model, uploader, batch, config));
     let done = 0;
-    const evaluation = evaluate(model, uploader, batches, config, undefined, undefined, (batch, losses) => {
-      positions.add(batch, losses);
-      far?.add(batch, losses);
-      onBatch(++done, batches.length);
-    });
-    const samples = Math.min(loader.validationSamples, count * config.train.batch_size);
+    const evaluations = batchesOf.map((own) =>
+      evaluate(model, uploader, own, config, undefined, undefined, (batch, losses) => {
+        positions.add(batch, losses);
+        far?.add(batch, losses);
+        onBatch(++done, batches.length);
+      }),
+    );
+    const evaluation = loader.validationSources
+      ? mixedEvaluation(parts.map((part, i) => ({ ...part, ...evaluations[i] })))
+      : evaluations[0];
+    const nats = evaluations.reduce((sum, { loss, targets }) => sum + (targets === 0 ? 0 : loss * targets), 0);
     const isText = data.source !== 'synthetic' && data.source !== 'needle';
     const bytes = isText ? targetBytes(batches, createTokenizer(data.tokenizer)) : 0;
     return {
       ...evaluation,
       batches: batches.length,
-      complete: samples === loader.validationSamples,
-      bitsPerByte: bytes === 0 ? null : (evaluation.loss * evaluation.targets) / Math.LN2 / bytes,
+      complete: parts.every(({ samples }) => samples <= count * config.train.batch_size),
+      bitsPerByte: bytes === 0 ? null : nats / Math.LN2 / bytes,
       byPosition: positions.rows(),
       far: far?.result() ?? null,
     };

@@ -3,7 +3,7 @@ import { readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterAll, describe, expect, it } from 'vitest';
 import { parseConfig } from '../config/parse.js';
-import { ownMetrics } from '../dashboard/own-metrics.js';
+import { namedMetrics } from '../dashboard/named-metrics.js';
 import { ParameterStore } from '../model/parameters.js';
 import { linearCrossEntropy } from '../ops/crossentropy/op.js';
 import { embedding } from '../ops/embedding/op.js';
@@ -71,7 +71,7 @@ describe('numbers that onStep returns', () => {
       ...['2 bits', '2 even', '4 bits', '4 even', '5 even', '6 even'],
     ]);
     expect(events).toContain('own/bits');
-    const chart = ownMetrics(paths.ownMetrics);
+    const chart = namedMetrics(paths.ownMetrics);
     expect(chart.columns).toEqual(['bits', 'even']);
     expect([...chart.values.get('even')!.last]).toEqual([2, 4, 5, 6]);
   });

@@ -14,6 +14,7 @@ import {
   FALLBACK_COUNTERS_CSV,
   K_STATS_CSV,
   OWN_METRICS_CSV,
+  SOURCE_METRICS_CSV,
   TRAINING_CSV,
   VAL_CSV,
 } from '../run/logs/csv.js';
@@ -21,7 +22,15 @@ import { type HeartbeatFields, heartbeatMetrics, type SectionName } from '../run
 import { type Log, openCsv, openHeartbeats, openJsonLines, openSection, openTensorboard } from '../run/logs/log.js';
 import type { LogThread } from '../run/logs/log-thread.js';
 import type { TensorboardEvent } from '../run/logs/tensorboard.js';
-import { isLater, type MetricName, type OwnMetrics, type RunMetrics, SCALARS, scalarIn } from '../run/metrics.js';
+import {
+  bySource,
+  isLater,
+  type MetricName,
+  type OwnMetrics,
+  type RunMetrics,
+  SCALARS,
+  scalarIn,
+} from '../run/metrics.js';
 import type { RunPaths } from '../run/paths.js';
 import type { Evaluation } from './evaluate.js';
 import type { AttentionStatistics } from './observers.js';
@@ -180,6 +189,7 @@ export class RunRecords {
   readonly #hasCsv: boolean;
   /** Opened by the first metric. */
   #own: Log<CsvRow<typeof OWN_METRICS_CSV>> | null = null;
+  #sources: Log<CsvRow<typeof SOURCE_METRICS_CSV>> | null = null;
   #attention: Log<{ step: number } & AttentionStatistics> | null = null;
   #samples: Log<{ step: number; text: string }> | null = null;
   readonly #tensorboard: Log<TensorboardEvent> | null = null;
@@ -269,17 +279,21 @@ export class RunRecords {
     const values = Object.entries(own);
     if (values.length === 0) return;
     if (this.#hasCsv) {
-      const options = { logThread: this.#logThread ?? undefined, keepThrough: this.#resumedFrom };
-      if (!this.#own) {
-        this.#own = openCsv(this.#paths.ownMetrics, OWN_METRICS_CSV, options);
-        this.#logs.push(this.#own);
-      }
+      this.#own ??= this.#openCsv(this.#paths.ownMetrics, OWN_METRICS_CSV);
       for (const [metric, value] of values) this.#own.write({ step, metric, value });
     }
     this.#tensorboard?.write({
       step,
       scalars: Object.fromEntries(values.map(([name, value]) => [`own/${name}`, value])),
     });
+  }
+
+  /** Opens a CSV file that only some runs have. */
+  #openCsv<Schema extends CsvSchema>(path: string, schema: Schema): Log<CsvRow<Schema>> {
+    const options = { logThread: this.#logThread ?? undefined, keepThrough: this.#resumedFrom };
+    const log = openCsv(path, schema, options);
+    this.#logs.push(log);
+    return log;
   }
 
   /** A line of samples.jsonl: text that the model wrote after a step. */
@@ -310,13 +324,25 @@ export class RunRecords {
       const value = scalarIn(metrics, scalar);
       return scalar.tag === undefined || value === undefined ? [] : [[scalar.tag, value as number]];
     });
+    for (const [metric, tag, values] of this.#rank === 0 ? bySource(metrics) : [])
+      for (const [source, value] of Object.entries(values)) {
+        scalars.push([tag + source, value]);
+        if (!this.#hasCsv) continue;
+        this.#sources ??= this.#openCsv(this.#paths.sourceMetrics, SOURCE_METRICS_CSV);
+        this.#sources.write({ step, metric: `${metric}/${source}`, value });
+      }
     this.#tensorboard?.write({ step, scalars: Object.fromEntries(scalars) });
   }
 
   /** Row, TensorBoard events and heartbeat of an evaluation. */
-  writeEvaluation(step: number, { loss, perplexity }: Evaluation): void {
-    this.writeRow(step, { val_loss: loss, ppl: perplexity });
-    this.#heartbeat.write({ step, msg: 'eval', val_loss: loss, ppl: perplexity });
+  writeEvaluation(step: number, { loss, perplexity, bySource: parts }: Evaluation): void {
+    const metrics: RunMetrics = {
+      val_loss: loss,
+      ppl: perplexity,
+      ...(parts && { source_val_loss: Object.fromEntries(parts.map((part) => [part.name, part.loss])) }),
+    };
+    this.writeRow(step, metrics);
+    this.#heartbeat.write({ step, msg: 'eval', val_loss: loss, ppl: perplexity, ...heartbeatMetrics(metrics) });
   }
 
   /** Before a checkpoint, whose rows must be on the disk first. False if the disk did not take them all. */

@@ -9,6 +9,7 @@ import { silentSource } from '../data/sources/silent.js';
 import type { Environment } from '../environment.js';
 import { TrefoilError, UsageError } from '../errors.js';
 import { LiveLine, type Terminal } from '../live-line.js';
+import { plural } from '../text.js';
 
 type Say = (line: string) => void;
 
@@ -44,6 +45,8 @@ export async function openTrainingData(
     const loader = await openSource(config, say, warn, options);
     const tokens = Number.isFinite(loader.tokensPerEpoch) ? `${loader.tokensPerEpoch} training tokens` : 'without end';
     const known = Number.isFinite(loader.validationSamples);
+    const { sources } = config.data;
+    if (sources !== null) for (const line of mixtureLines(sources)) say(line);
     say(
       `data: ${source}${path ? ` ${path}` : ''}, ${tokens}${known ? `, ${loader.validationSamples} validation samples` : ''}`,
     );
@@ -55,6 +58,14 @@ export async function openTrainingData(
     loader.fallBack(error);
     return loader;
   }
+}
+
+/** The weights of a mixture. How far they lead is what `trefoil data inspect` computes. */
+function mixtureLines(sources: NonNullable<Config['data']['sources']>): string[] {
+  return sources.map(({ name, source, path, weight, epochs }) => {
+    const limit = path === null ? '' : `, at most ${plural(epochs, 'epoch')}`;
+    return `data: ${name} ${Number((100 * weight).toFixed(2))} % of the tokens: ${source}${path === null ? '' : ` ${path}`}${limit}`;
+  });
 }
 
 /** Waits until `warmup_batches` batches are ready. After the time limit it warns, and the run begins. */

@@ -146,8 +146,10 @@ function pathsOutside(root: string): string[] {
   if (!statOrUndefined(path)) return [];
   const { data, train } = readSavedConfig(path);
   const { tokenizer } = data;
-  const named = {
+  const mixed = data.sources?.map(({ name, path }) => [`data.sources.${name}.path`, path] as const) ?? [];
+  const named: Readonly<Record<string, string | null>> = {
     'data.path': data.path,
+    ...Object.fromEntries(mixed),
     'data.val_path': data.val_path,
     'data.tokenizer': isHubName(tokenizer) || statOrUndefined(tokenizer) ? tokenizer : null,
     'train.init_from': train.init_from,

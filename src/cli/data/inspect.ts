@@ -1,10 +1,12 @@
 /** `trefoil data inspect`: what is in a source, before a run is spent on it. */
 import { DOCUMENT_SOURCES } from '../../config/data-sources.js';
+import type { Config } from '../../config/schema.js';
 import { type Inspection, inspectCorpus, inspectShards } from '../../data/inspect.js';
 import { corpusOptions, describeFiles, openCorpus } from '../../data/sources/corpus.js';
 import { createTokenizer } from '../../data/tokenizer.js';
 import { UsageError } from '../../errors.js';
 import { wrapText } from '../../text.js';
+import { openTrainingData } from '../../train/training-data.js';
 import { type Io, printJson } from '../shared/io.js';
 import { configured, type OptionValues, parsed, wholeNumber } from '../shared/options.js';
 import { DEFAULT_WIDTH, formatTable, right } from '../shared/table.js';
@@ -15,6 +17,8 @@ const OPTIONS = {
   dataset: datasetOption([...DOCUMENT_SOURCES, 'tokens']),
   documents: parsed('--documents <n>', 'look at the first n', wholeNumber(1), 1000),
   samples: parsed('--samples <n>', 'beginnings of documents to show', wholeNumber(0), 3),
+  steps: parsed('--steps <n>', 'of a mixture: train.steps, the length of the run', wholeNumber(1)),
+  ranks: parsed('--ranks <n>', 'of a mixture: ranks of the run', wholeNumber(1), 1),
 };
 type Options = OptionValues<typeof OPTIONS>;
 
@@ -24,11 +28,16 @@ const BAR = 40;
 export const configure = configured(
   OPTIONS,
   run,
-  '\nPrepared shards (--dataset tokens) are counted whole, and their hashes compared.\n',
+  `
+Prepared shards (--dataset tokens) are counted whole, and their hashes compared.
+A mixture (data.sources of a config) is shown as a run takes it: for each
+source tokens, share, epochs, and whether one ends before the run.
+`,
 );
 
 async function run(options: Options, io: Io): Promise<void> {
-  const config = sourceConfig(options, io, { 'data.val_fraction': '0' });
+  const config = sourceConfig(options, io);
+  if (config.data.sources !== null) return inspectMixture(config, options, io);
   const { source, path } = config.data;
   const tokenizer = createTokenizer(config.data.tokenizer);
   const shown = { samples: options.samples, sampleLength: SAMPLE_LENGTH };
@@ -46,6 +55,70 @@ async function run(options: Options, io: Io): Promise<void> {
   }
   if (options.json) printJson(io, { source, tokenizer: tokenizer.name, ...found });
   else io.out(report(found));
+}
+
+interface MixtureRow {
+  readonly name: string;
+  readonly weight: number;
+  /** Training tokens of the source; null without end. */
+  readonly tokens_per_epoch: number | null;
+  /** Tokens that the run takes from it. */
+  readonly tokens: number;
+  readonly share: number;
+  readonly epochs: number | null;
+  readonly max_epochs: number | null;
+}
+
+/** The tokens that a run takes from each source. Opens them as training would, which tokenises what is not tokenised yet. */
+async function inspectMixture(config: Config, options: Options, io: Io): Promise<void> {
+  const { data, train } = config;
+  const steps = options.steps ?? train.steps;
+  const perStep = train.batch_size * train.accumulate_grad_batches * options.ranks;
+  const loader = await openTrainingData(config, io.err, io.err, { environment: io.env, terminal: io.stderr });
+  try {
+    const taken = loader.sources!({ sample: steps * perStep });
+    const total = taken.reduce((sum, { tokens }) => sum + tokens, 0);
+    const rows = taken.map(({ name, tokens, epoch, tokensPerEpoch }): MixtureRow => {
+      const { weight, epochs } = data.sources!.find((one) => one.name === name)!;
+      const isEndless = !Number.isFinite(tokensPerEpoch);
+      return {
+        ...{ name, weight, tokens, share: tokens / total },
+        tokens_per_epoch: isEndless ? null : tokensPerEpoch,
+        epochs: isEndless ? null : epoch,
+        max_epochs: isEndless ? null : epochs,
+      };
+    });
+    const end = loader.firstEnd!(steps * perStep);
+    const ends = end && { source: end.name, after_step: Math.floor(end.after / perStep) };
+    if (options.json) printJson(io, { source: data.source, steps, tokens: total, sources: rows, ends });
+    else io.out(mixtureReport(rows, steps, total, ends));
+  } finally {
+    loader.close();
+  }
+}
+
+function mixtureReport(
+  rows: readonly MixtureRow[],
+  steps: number,
+  total: number,
+  ends: { source: string; after_step: number } | null,
+): string {
+  const percent = (share: number) => `${(100 * share).toFixed(2)} %`;
+  return [
+    `${steps} steps take ${total} tokens`,
+    '',
+    formatTable(
+      ['source', ...right('weight', 'share', 'tokens taken', 'tokens in it', 'epochs', 'at most')],
+      rows.map((row) => [
+        ...[row.name, percent(row.weight), percent(row.share), String(row.tokens)],
+        ...[row.tokens_per_epoch ?? 'no end', row.epochs?.toFixed(2) ?? '', row.max_epochs ?? ''].map(String),
+      ]),
+    ),
+    ends === null
+      ? 'no source ends before the run'
+      : `${ends.source} ends after step ${ends.after_step}, and the run with it: raise its epochs, lower its weight, ` +
+        'or train fewer steps',
+  ].join('\n');
 }
 
 function report({ complete, documents, empty, tokens, bytes, lengths, histogram, samples }: Inspection): string {

@@ -38,7 +38,7 @@ export function sourceConfig(options: SourceOptions, io: Io, defaults: Readonly<
   const isNamed = options.config !== undefined || io.env['CONFIG'] !== undefined;
   // A path implies its source. Without a path and a config the source is FineWeb-Edu.
   const isOpen =
-    options.localPath === undefined && !isNamed && !options.set?.some((text) => /^data\.(path|source)=/.test(text));
+    options.localPath === undefined && !isNamed && !options.set?.some((text) => /^data\.(path|sources?)=/.test(text));
   const source = options.dataset ?? (isOpen ? 'hub' : undefined);
   pass('dataset', source);
   pass('local-path', options.localPath);
@@ -48,12 +48,13 @@ export function sourceConfig(options: SourceOptions, io: Io, defaults: Readonly<
   set('data.tokenizer', options.tokenizer);
   set('data.workers', options.workers);
   flags.set(...(options.set ?? []));
-  const { config, warnings } = loadConfig({
+  const { config, warnings, guesses } = loadConfig({
     env: io.env,
     flags: flags.layer,
     config: options.config ?? null,
   });
   for (const warning of warnings) io.warn(warning);
+  for (const guess of guesses) io.err(guess);
   return config;
 }
 

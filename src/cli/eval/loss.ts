@@ -14,11 +14,12 @@ import { withEnvironment } from '../../infer/environment.js';
 import { type LoadedModel, loadModel } from '../../infer/load.js';
 import { BRANCHES, type Branch } from '../../ops/attention/gate/op.js';
 import { runPaths } from '../../run/paths.js';
-import { evaluateSource, type PositionLoss } from '../../train/evaluate.js';
+import { evaluateSource, type PositionLoss, type SourceLoss } from '../../train/evaluate.js';
 import type { FarContext } from '../../train/far-context.js';
 import { deviceOption, openDevice } from '../shared/device.js';
 import { type Io, ProgressLine, printJson } from '../shared/io.js';
 import {
+  adapterOption,
   configured,
   csvOption,
   Flag,
@@ -37,6 +38,7 @@ import { formatCsv, formatTable, right } from '../shared/table.js';
 
 const OPTIONS = {
   model: modelOption(),
+  adapter: adapterOption(),
   dataset: flag('--dataset <source>', `data.source: one of ${DATA_SOURCES.join(', ')} (default: implied by the path)`),
   localPath: flag('--local-path <path>', 'data.path: file, folder or pattern of a local source'),
   seqLen: parsed('--seq-len <n>', 'tokens of a sample', wholeNumber(1), 1024),
@@ -60,7 +62,7 @@ const OPTIONS = {
   svg: flag('--svg <file>', 'with --by-position: write a chart'),
   csv: csvOption(),
   json: jsonOption(
-    '{model, step, source, loss, perplexity, targets, batches, bits_per_byte, complete, by_position: [{from, to, targets, loss}], far: {near, targets, loss, near_loss, gain, error, by_position: [{from, to, targets, gain}]}}, or {models: [{…, without}]} with --compare or --without',
+    '{model, step, source, loss, perplexity, targets, batches, bits_per_byte, complete, by_source: [{name, loss, targets}], by_position: [{from, to, targets, loss}], far: {near, targets, loss, near_loss, gain, error, by_position: [{from, to, targets, gain}]}}, or {models: [{…, without}]} with --compare or --without',
   ),
 };
 type Options = OptionValues<typeof OPTIONS>;
@@ -97,6 +99,7 @@ interface LossRow {
   readonly batches: number;
   readonly bits_per_byte: number | null;
   readonly complete: boolean;
+  readonly by_source?: readonly SourceLoss[];
   readonly by_position?: readonly PositionLoss[];
   /** Null if no sample is longer than `near`. */
   readonly far?: FarContext | null;
@@ -122,8 +125,9 @@ async function run(options: Options, io: Io): Promise<void> {
     said.add(line);
   };
   let tokenizer: string | undefined;
-  for (const path of [options.model, ...compare]) {
-    const loaded = loadModel(openDevice(options), path, 'f32', options);
+  for (const [i, path] of [options.model, ...compare].entries()) {
+    const { weights, adapter } = options;
+    const loaded = loadModel(openDevice(options), path, 'f32', { weights, adapter: i === 0 ? adapter : undefined });
     try {
       tokenizer ??= loaded.tokenizer.identity;
       if (loaded.tokenizer.identity !== tokenizer)
@@ -150,7 +154,11 @@ async function run(options: Options, io: Io): Promise<void> {
   else {
     const names = namesOf(rows);
     const named = (i: number) => (rows.length === 1 ? '' : `${names[i]}: `);
-    for (const [i, row] of rows.entries()) io.out(`${named(i)}${summary(row)}`);
+    for (const [i, row] of rows.entries()) {
+      io.out(`${named(i)}${summary(row)}`);
+      for (const part of row.by_source ?? [])
+        io.out(`  ${part.name}: loss ${part.loss.toFixed(4)}, ${part.targets} targets`);
+    }
     if (byPosition) {
       io.out(table(curves, io.width));
       for (const [i, row] of rows.entries()) if (row.far) io.out(`${named(i)}${farLine(row.far)}`);
@@ -169,7 +177,7 @@ async function measure(
   for (const warning of warnings) io.warn(warning);
   const config = evaluationConfig(loaded, options, io);
   const progress = new ProgressLine(io);
-  const { loss, perplexity, targets, batches, bitsPerByte, complete, byPosition, far } = await evaluateSource(
+  const { loss, perplexity, targets, batches, bitsPerByte, complete, byPosition, far, bySource } = await evaluateSource(
     model,
     config,
     options.batches,
@@ -194,6 +202,7 @@ async function measure(
     batches,
     bits_per_byte: bitsPerByte,
     complete,
+    ...(bySource && { by_source: bySource }),
     ...(options.byPosition && { by_position: byPosition, far }),
   };
 }

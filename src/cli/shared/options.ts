@@ -82,6 +82,11 @@ export function modelFlag<Text extends string>(text: Text, meaning: string): Fla
   return new ModelFlag(text, meaning);
 }
 
+/** An adapter that is added to the weights of the model. */
+export function adapterOption(): Flag<string | undefined> {
+  return flag('--adapter <folder>', "LoRA adapter in PEFT's format, added to the weights");
+}
+
 /** In what type the CPU holds the weights of the model that a command reads. */
 export function weightsOption(): Flag<'file' | 'int8'> {
   return choice(

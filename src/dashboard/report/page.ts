@@ -13,8 +13,8 @@ import type { ReportRun } from '../answers.js';
 import { webFolder } from '../assets.js';
 import { Buckets } from '../buckets.js';
 import { type ChartData, encodeChartData, type LogName } from '../chart-data.js';
+import { namedMetrics } from '../named-metrics.js';
 import { readOverview } from '../overview.js';
-import { ownMetrics } from '../own-metrics.js';
 import { readJson, readRecords } from '../run-files.js';
 import { RunLog } from '../run-log.js';
 import { Runs } from '../runs.js';
@@ -47,6 +47,8 @@ export async function reportRun(dir: string, name: string, thresholds: Threshold
     await orNothing(() => log.catchUp(), undefined);
     return encode(log.chartData());
   };
+  const named = async (path: string) =>
+    encode(await orNothing(() => namedMetrics(path), new Buckets([], 1).chartData(0, 0, 0, 0)));
   const records = (path: string) => orNothing(async () => thin(await readRecords(path)), []);
   return {
     ...{ name, summary: row.summary, health, problems, damaged, marks, tokensPerStep },
@@ -54,7 +56,8 @@ export async function reportRun(dir: string, name: string, thresholds: Threshold
       heartbeat: await columns('heartbeat', paths.heartbeat(0)),
       training: await columns('training', paths.training),
       val: await columns('val', paths.val),
-      own: encode(await orNothing(() => ownMetrics(paths.ownMetrics), new Buckets([], 1).chartData(0, 0, 0, 0))),
+      own: await named(paths.ownMetrics),
+      source: await named(paths.sourceMetrics),
     },
     attention: await records(paths.attention),
     needle: await orNothing(() => readJson(join(runs.dir, 'needle.json')), null),

@@ -3,7 +3,7 @@ import { mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { parseConfig } from '../../config/parse.js';
 import { toYaml } from '../../config/print.js';
-import { OWN_METRICS_CSV, TRAINING_CSV, VAL_CSV } from '../../run/logs/csv.js';
+import { OWN_METRICS_CSV, SOURCE_METRICS_CSV, TRAINING_CSV, VAL_CSV } from '../../run/logs/csv.js';
 import type { HeartbeatFields } from '../../run/logs/heartbeat.js';
 import { openCsv, openHeartbeats } from '../../run/logs/log.js';
 import { runPaths } from '../../run/paths.js';
@@ -59,6 +59,7 @@ export function writeExampleRun(dir: string, options: ExampleOptions): void {
   const training = openCsv(paths.training, TRAINING_CSV);
   const val = openCsv(paths.val, VAL_CSV);
   const own = openCsv(paths.ownMetrics, OWN_METRICS_CSV);
+  const sources = openCsv(paths.sourceMetrics, SOURCE_METRICS_CSV);
   const attention: string[] = [];
   const samples: string[] = [];
   write({ step: 0, msg: 'boot', detail: 'new run' });
@@ -102,6 +103,11 @@ export function writeExampleRun(dir: string, options: ExampleOptions): void {
     if (step === 1 || step % 20 === 0) {
       training.write({ step, loss, lr, toks_per_s: 39_000 });
       own.write({ step, metric: 'recall', value: share });
+      for (const [source, above] of [
+        ['code', -0.4],
+        ['web', 0.2],
+      ] as const)
+        sources.write({ step, metric: `source_val_loss/${source}`, value: smooth + above });
       attention.push(JSON.stringify(attentionRecord(step, share, layers, random)));
     }
     if (step % Math.ceil(planned / 10) === 0) {
@@ -129,7 +135,7 @@ export function writeExampleRun(dir: string, options: ExampleOptions): void {
   }
   writeFileSync(join(dir, 'attention.jsonl'), `${attention.join('\n')}\n`);
   writeFileSync(join(dir, 'samples.jsonl'), samples.map((line) => `${line}\n`).join(''));
-  for (const writer of [...beats, training, val, own]) writer.close();
+  for (const writer of [...beats, training, val, own, sources]) writer.close();
 }
 
 function attentionRecord(step: number, share: number, layers: number, random: () => number) {

@@ -1,7 +1,7 @@
 /** The curves of runs and their controls: axis, scale, smoothing, and a zoom that all charts share. Pages and reports use it. */
 import type { ComponentChildren } from 'preact';
 import { useCallback, useMemo, useRef, useState } from 'preact/hooks';
-import { CHARTS, type ChartName, type ChartSpec, SCALARS } from '../../run/metrics.js';
+import { CHARTS, type ChartName, type ChartSpec, METRIC_ENTRIES, SCALARS } from '../../run/metrics.js';
 import type { ChartSource } from '../chart-data.js';
 import { Chart, type Line, markColour, type PlacedMark, type Range } from './chart.js';
 import { clock, number, percent, short, whole } from './format.js';
@@ -42,6 +42,22 @@ function ownCharts(runs: readonly RunData[]) {
   }));
 }
 
+/** A chart for each metric by source of a mixture, with a curve for each source. */
+function sourceCharts(runs: readonly RunData[]) {
+  const columns = [...new Set(runs.flatMap(({ sourceMetrics }) => sourceMetrics))];
+  return METRIC_ENTRIES.flatMap(([metric, { named }]) => {
+    if (named?.chart === undefined) return [];
+    const { title, unit, log = false, format }: ChartSpec = CHARTS[named.chart];
+    return {
+      ...{ title, log, fromZero: !log, format: FORMATS[format], ...(unit && { unit }) },
+      curves: columns.flatMap((column): Curve[] => {
+        if (!column.startsWith(`${metric}/`)) return [];
+        return [{ log: 'source', column, label: column.slice(metric.length + 1), dots: false }];
+      }),
+    };
+  });
+}
+
 const MAX_MARKS = 300;
 export function Curves(props: {
   readonly runs: readonly RunData[];
@@ -60,7 +76,7 @@ export function Curves(props: {
   const theme = useTheme();
   const charts = useMemo(
     () =>
-      [...RUN_CHARTS, ...ownCharts(runs)]
+      [...RUN_CHARTS, ...sourceCharts(runs), ...ownCharts(runs)]
         .map((spec) => ({ spec, lines: linesOf(spec.curves, runs, axis) }))
         .filter(({ lines }) => lines.length > 0),
     [runs, axis, version, detail, theme],

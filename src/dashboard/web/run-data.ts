@@ -60,12 +60,17 @@ export class RunData {
 
   /** Rank 0 writes those for all. */
   get #smallLogs(): ChartSource[] {
-    return this.rank === 0 ? ['training', 'val', 'own'] : [];
+    return this.rank === 0 ? ['training', 'val', 'own', 'source'] : [];
   }
 
   /** Names of the program's own metrics. */
   get ownMetrics(): readonly string[] {
     return this.#charts.get('own')?.columns ?? [];
+  }
+
+  /** Metrics by source of a mixture, as METRIC/SOURCE. */
+  get sourceMetrics(): readonly string[] {
+    return this.#charts.get('source')?.columns ?? [];
   }
 
   /** The rows of a range of steps, or the whole run. */

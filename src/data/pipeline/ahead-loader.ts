@@ -4,7 +4,7 @@
  */
 import { TrefoilError } from '../../errors.js';
 import type { Batch } from '../batch.js';
-import type { Loader, LoaderTelemetry } from '../loader.js';
+import type { Loader, LoaderTelemetry, SourceProgress } from '../loader.js';
 
 interface Early {
   readonly batch: Batch;
@@ -17,6 +17,8 @@ export class AheadLoader implements Loader {
   readonly tokensPerEpoch: number;
   readonly samplesPerEpoch: number;
   readonly telemetry?: () => LoaderTelemetry;
+  readonly sources?: () => readonly SourceProgress[];
+  readonly firstEnd?: NonNullable<Loader['firstEnd']>;
   readonly fallBack?: (error: TrefoilError) => void;
   readonly #loader: Loader;
   #early: Early[] = [];
@@ -27,6 +29,8 @@ export class AheadLoader implements Loader {
     this.tokensPerEpoch = loader.tokensPerEpoch;
     this.samplesPerEpoch = loader.samplesPerEpoch;
     if (loader.telemetry) this.telemetry = () => loader.telemetry!();
+    if (loader.firstEnd) this.firstEnd = (samples) => loader.firstEnd!(samples);
+    if (loader.sources) this.sources = () => loader.sources!(this.state());
     if (loader.fallBack)
       this.fallBack = (error) => {
         loader.fallBack!(error);
@@ -84,8 +88,12 @@ export class AheadLoader implements Loader {
     this.#early = [];
   }
 
-  evalBatches(count: number): Iterable<Batch> {
-    return this.#loader.evalBatches(count);
+  get validationSources(): Loader['validationSources'] {
+    return this.#loader.validationSources;
+  }
+
+  evalBatches(count: number, source?: string): Iterable<Batch> {
+    return this.#loader.evalBatches(count, source);
   }
 
   close(): void {

@@ -1,5 +1,6 @@
 /** Opens a source whose samples are known by number: prepared or cached shards, or generated tokens. */
 
+import type { MixedSource } from '../../config/mixture.js';
 import type { Config } from '../../config/schema.js';
 import { UsageError } from '../../errors.js';
 import {
@@ -22,6 +23,7 @@ import { NeedleSamples, parseCurriculum } from '../synthetic/needle-samples.js';
 import { StorySamples } from '../synthetic/stories/samples.js';
 import { UniformSamples } from '../synthetic/uniform.js';
 import { checkVocabulary, createTokenizer, type Tokenizer } from '../tokenizer.js';
+import { Mixture, type Part } from './mixture.js';
 
 export interface NumberedSource {
   readonly vocabSize: number;
@@ -34,6 +36,8 @@ export interface NumberedSource {
   readonly validationSamples: number;
   /** True if the documents of a sample are always masked from each other, whatever data.document_mask is. */
   readonly documentMask?: boolean;
+  /** Where `train` is a mixture: its sources, which are evaluated one by one. */
+  readonly mixture?: Mixture;
   close(): void;
 }
 
@@ -42,7 +46,8 @@ export async function openNumberedSource(
   options: OpenOptions,
   paths?: readonly string[],
 ): Promise<NumberedSource> {
-  const { source, vocab_size } = config.data;
+  const { source, sources, vocab_size } = config.data;
+  if (sources !== null) return openMixture(config, sources, options);
   const tokenizer = createTokenizer(config.data.tokenizer);
   if (source === 'synthetic') return openSynthetic(config, vocab_size ?? tokenizer.vocabSize, options.evaluate);
   if (source === 'needle') return openNeedle(config, vocab_size ?? tokenizer.vocabSize, options.evaluate);
@@ -59,6 +64,52 @@ export async function openNumberedSource(
   } catch (error) {
     for (const reader of readers) reader.close();
     throw error;
+  }
+}
+
+/** Opens the sources of a mixture one after the other: each may use all cores while it is tokenised. */
+async function openMixture(
+  config: Config,
+  sources: readonly MixedSource[],
+  options: OpenOptions,
+): Promise<NumberedSource> {
+  const parts: Part[] = [];
+  const close = () => {
+    for (const { source } of parts) source.close();
+  };
+  try {
+    for (const spec of sources) {
+      const data = { ...config.data, sources: null, source: spec.source, path: spec.path };
+      parts.push({ spec, source: await openPart({ ...config, data }, spec.name, options) });
+      // Hashes of large shards take longer than data.loader_timeout allows a source to be silent.
+      const counts = { documents: 0, tokens: 0, bytes: 0 };
+      options.onProgress?.({ ...counts, parts: parts.length, totalParts: sources.length });
+    }
+    const mixture = new Mixture(parts, config);
+    return {
+      vocabSize: Math.max(...parts.map(({ source }) => source.vocabSize)),
+      identity: 'mixture',
+      tokensPerEpoch: Number.POSITIVE_INFINITY,
+      train: mixture,
+      validation: undefined,
+      validationSamples: parts.reduce((sum, { source }) => sum + source.validationSamples, 0),
+      documentMask: mixture.documentMask,
+      mixture,
+      close,
+    };
+  } catch (error) {
+    close();
+    throw error;
+  }
+}
+
+/** Messages about a source of a mixture name it in place of data.path. */
+async function openPart(config: Config, name: string, options: OpenOptions): Promise<NumberedSource> {
+  try {
+    return await openNumberedSource(config, options);
+  } catch (error) {
+    if (!(error instanceof UsageError)) throw error;
+    throw new UsageError(`data.sources: ${name}: ${error.message.replace(/^data\.path: /, '')}`, { cause: error });
   }
 }
 

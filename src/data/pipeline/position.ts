@@ -18,7 +18,10 @@ const LoaderState = z.strictObject({
   /** Absent where nothing is set aside, and in positions of earlier versions, whose split depended on `seed`. */
   split_seed: z.number().optional(),
   shuffle: z.boolean(),
+  /** Mixtures only: the identity of every source, and how many samples of it were taken. */
+  sources: z.array(z.strictObject({ name: z.string(), dataset: z.string(), taken: Count })).optional(),
 });
+export type SourcePosition = NonNullable<z.infer<typeof LoaderState>['sources']>[number];
 /** A JSON value, the same on every rank. */
 export type LoaderState = z.infer<typeof LoaderState>;
 

@@ -5,17 +5,15 @@
 
 import { existsSync } from 'node:fs';
 import { join } from 'node:path';
-import { Worker } from 'node:worker_threads';
-import { TrefoilError, UsageError } from '../../errors.js';
+import { UsageError } from '../../errors.js';
 import { ensureFolder } from '../../files.js';
-import { workerFile } from '../../worker-file.js';
 import type { BuildProgress } from '../loader.js';
-import { failureOf } from '../pipeline/failure.js';
 import { BlobOpener } from '../sources/blob.js';
 import { type FileReport, isUnchanged } from '../sources/files.js';
 import { CorpusOrder } from '../sources/order.js';
 import type { CorpusSpec } from '../sources/spec.js';
 import type { Tokenizer } from '../tokenizer.js';
+import { runUnitThreads, type SharedUnits } from '../unit-threads.js';
 import { removeFolder } from './folders.js';
 import type { ShardIndex } from './format.js';
 import { partFile, readPart } from './part.js';
@@ -88,7 +86,13 @@ export async function buildShards(
       const units = join(folder, 'units');
       ensureFolder(units);
       const joined = new JoinedUnits(units, writer);
-      await tokeniseInThreads(options, units, total, joined, counter);
+      await tokeniseInThreads(
+        options,
+        units,
+        Array.from({ length: total }, (_, unit) => unit),
+        joined,
+        counter,
+      );
       skippedFiles = joined.skippedFiles;
       await removeFolder(units);
     }
@@ -107,57 +111,55 @@ export async function finish(writer: ShardWriter, spec: CorpusSpec, skippedFiles
     const skipped = skippedFiles > 0 ? ` (${skippedFiles} skipped: binary)` : '';
     throw new UsageError(`data.path: no text in ${where}${skipped}; name files with text`);
   }
-  for (const { location: path, size, modified } of spec.files)
-    if (modified !== undefined && !(await isUnchanged({ path, size, modified })))
-      throw new UsageError(`${path} changed while it was being read; start again when it is complete`);
+  await expectUnchanged(spec);
   return writer.finish(skippedFiles);
 }
 
-export function finishedUnits(folder: string, total: number): Set<number> {
-  const done = new Set<number>();
-  for (let unit = 0; unit < total; unit++) if (existsSync(partFile(folder, unit))) done.add(unit);
-  return done;
+/** Throws if a local file is not what was listed any more. */
+export async function expectUnchanged(spec: CorpusSpec): Promise<void> {
+  for (const { location: path, size, modified } of spec.files)
+    if (modified !== undefined && !(await isUnchanged({ path, size, modified })))
+      throw new UsageError(`${path} changed while it was being read; start again when it is complete`);
+}
+
+/** Those of `units` whose files are in a folder. */
+export function finishedUnits(folder: string, units: readonly number[]): Set<number> {
+  return new Set(units.filter((unit) => existsSync(partFile(folder, unit))));
 }
 
 /**
- * Tokenises the parts that are not done, each into a file of its own in `folder`, and joins all `total` meanwhile: this
- * thread has nothing else to do. The threads take the next part by a shared counter, because this one is often busy.
+ * Tokenises those of the parts `all` that are not done, each into a file of its own in `folder`, and joins all of them
+ * meanwhile: this thread has nothing else to do. The threads take the next part by a shared counter, because this one is
+ * often busy.
  */
 export async function tokeniseInThreads(
   { spec, tokenizerName, workers: count }: Omit<BuildOptions, 'tokenizer'>,
   folder: string,
-  total: number,
+  all: readonly number[],
   joined: JoinedUnits,
   counter: ProgressCounter,
 ): Promise<void> {
-  const units = Array.from({ length: total }, (_, unit) => unit).filter((unit) => !joined.isDone(unit));
-  const file = await workerFile(PREPARE_MODULE);
-  const taken = new SharedArrayBuffer(Int32Array.BYTES_PER_ELEMENT);
-  const workerData: PrepareTask = { spec, tokenizer: tokenizerName, folder, units, taken };
-  const workers: Worker[] = [];
-  const run = (): Promise<void> =>
-    new Promise((resolve, reject) => {
-      const worker = new Worker(file, { workerData, name: 'trefoil-prepare' });
-      workers.push(worker);
-      worker.on('error', (error) => reject(new TrefoilError(`a worker failed: ${error.message}`)));
-      worker.on('exit', (code) =>
-        code === 0 ? resolve() : reject(new TrefoilError(`a worker ended with code ${code}`)),
-      );
-      worker.on('message', (message: FromPrepareWorker) => {
-        try {
-          if (message.kind === 'failed') throw failureOf(message);
-          counter.add(message.progress);
-          if (message.progress.done) joined.add(message.unit);
-        } catch (error) {
-          reject(error);
-        }
-      });
-    });
-  try {
-    await Promise.all(Array.from({ length: Math.min(count, units.length) }, run));
-  } finally {
-    await Promise.all(workers.map((worker) => worker.terminate()));
-  }
+  const units = all.filter((unit) => !joined.isDone(unit));
+  await runUnitThreads<Omit<PrepareTask, keyof SharedUnits>, FromPrepareWorker>({
+    module: PREPARE_MODULE,
+    name: 'trefoil-prepare',
+    units,
+    count,
+    data: { spec, tokenizer: tokenizerName, folder },
+    onMessage: ({ unit, progress }) => {
+      counter.add(progress);
+      if (progress.done) joined.add(unit);
+    },
+  });
+}
+
+export interface JoinOptions {
+  /** Parts that are done already. */
+  readonly earlier?: ReadonlySet<number>;
+  /** The first part. */
+  readonly first?: number;
+  /** Parts with which a group of shards begins (groups.ts). */
+  readonly groups?: readonly number[];
 }
 
 /** Parts as they are joined: appended to `writer` in order, each as soon as it and all before it are done. */
@@ -168,14 +170,16 @@ export class JoinedUnits {
   readonly #writer: ShardWriter;
   readonly #done: Set<number>;
   readonly #earlier: ReadonlySet<number>;
-  #next = 0;
+  readonly #groups: ReadonlySet<number>;
+  #next: number;
 
-  /** `earlier`: parts that are done already. */
-  constructor(folder: string, writer: ShardWriter, earlier: ReadonlySet<number> = new Set()) {
+  constructor(folder: string, writer: ShardWriter, { earlier = new Set(), first = 0, groups = [] }: JoinOptions = {}) {
     this.#folder = folder;
     this.#writer = writer;
     this.#earlier = earlier;
     this.#done = new Set(earlier);
+    this.#groups = new Set(groups);
+    this.#next = first;
     this.#join();
   }
 
@@ -191,11 +195,13 @@ export class JoinedUnits {
 
   #join(): void {
     const { type } = this.#writer;
-    for (; this.#done.has(this.#next); this.#next++)
+    for (; this.#done.has(this.#next); this.#next++) {
+      if (this.#groups.has(this.#next)) this.#writer.startGroup();
       this.skippedFiles += readPart(partFile(this.#folder, this.#next), {
         type,
         verify: this.#earlier.has(this.#next),
         take: (ids, starts) => this.#writer.appendTokens(ids, starts),
       });
+    }
   }
 }

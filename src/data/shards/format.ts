@@ -4,7 +4,7 @@
  *   index.json          lists the other files with sizes and hashes; protected by its own `checksum`
  *   tokens-00000.bin    token ids, little-endian, 1, 2 or 4 bytes each; documents in order, each with its separator
  *   docs-00000.bin      positions of the documents that begin in this shard: little-endian float64 (exact to 2^53),
- *                       in tokens from the start of the first shard
+ *                       in tokens from the start of the first shard, or from token `base` of the stream if it has one
  *
  * Shards divide one long stream at any place, so a document may span two of them. Nothing in the index depends on paths or
  * dates: equal text and tokenizer give an equal checksum, which identifies the data of a resumed run.
@@ -23,13 +23,17 @@ const VERSION = 1;
 /** Shards that fail a check. A cache entry is then built again; prepared shards are refused. */
 export class DamagedShards extends UsageError {}
 
-const Count = z.number().int().min(0).max(Number.MAX_SAFE_INTEGER);
+export const Count = z.number().int().min(0).max(Number.MAX_SAFE_INTEGER);
 // Only plain names: an untrusted index must not refer to files outside its folder.
 const ShardFile = z.strictObject({
   file: z.string().regex(/^(tokens|docs)-\d{5,8}\.bin$/),
   bytes: Count,
   sha256: z.string().regex(/^[0-9a-f]{64}$/),
 });
+/** Shards with a `base` were written without knowing what comes before them (groups.ts). */
+export const ShardEntry = z.strictObject({ tokens: ShardFile, documents: ShardFile, base: Count.optional() });
+export type ShardEntry = z.infer<typeof ShardEntry>;
+
 const ShardIndexContent = z.strictObject({
   format: z.literal(FORMAT),
   version: z.literal(VERSION),
@@ -41,9 +45,9 @@ const ShardIndexContent = z.strictObject({
   documents: Count,
   /** Number of binary source files that were skipped. */
   skippedFiles: Count,
-  shards: z.array(z.strictObject({ tokens: ShardFile, documents: ShardFile })).min(1),
+  shards: z.array(ShardEntry).min(1),
 });
-type ShardIndexContent = z.infer<typeof ShardIndexContent>;
+export type ShardIndexContent = z.infer<typeof ShardIndexContent>;
 export type ShardFile = z.infer<typeof ShardFile>;
 export type ShardIndex = ShardIndexContent & { checksum: string };
 

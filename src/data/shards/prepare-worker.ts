@@ -4,35 +4,35 @@
  */
 
 import { parentPort, workerData } from 'node:worker_threads';
-import { describeFailure, type Failure } from '../pipeline/failure.js';
+import { describeFailure } from '../pipeline/failure.js';
 import { BlobOpener } from '../sources/blob.js';
 import { CorpusOrder } from '../sources/order.js';
 import type { CorpusSpec } from '../sources/spec.js';
 import { createBuiltInTokenizer, isBuiltInTokenizer } from '../tokenizers/built-in.js';
+import { type SharedUnits, takeUnit } from '../unit-threads.js';
 import { PartWriter, partFile } from './part.js';
 import { tokeniseUnit, type UnitProgress } from './tokenise.js';
 
-export interface PrepareTask {
+export interface PrepareTask extends SharedUnits {
   readonly spec: CorpusSpec;
   readonly tokenizer: string;
   readonly folder: string;
-  /** The parts to tokenise. */
-  readonly units: readonly number[];
-  /** How many of `units` the threads have taken: an int32. */
-  readonly taken: SharedArrayBuffer;
 }
 
-export type FromPrepareWorker =
-  | Failure
-  | { readonly kind: 'unit'; readonly unit: number; readonly progress: UnitProgress };
+export interface FromPrepareWorker {
+  readonly kind: 'unit';
+  readonly unit: number;
+  readonly progress: UnitProgress;
+}
 
-async function main({ spec, tokenizer: name, folder, units, taken }: PrepareTask): Promise<void> {
+async function main(task: PrepareTask): Promise<void> {
+  const { spec, tokenizer: name, folder } = task;
   const order = new CorpusOrder(spec);
   const opener = new BlobOpener(spec);
   const tokenizer = isBuiltInTokenizer(name)
     ? createBuiltInTokenizer(name)
     : (await import('../tokenizer.js')).createTokenizer(name);
-  const next = (): number | undefined => units[Atomics.add(new Int32Array(taken), 0, 1)];
+  const next = (): number | undefined => takeUnit(task);
   // The file of a part is forced to disk while the next part is tokenised.
   let finishing: Promise<void> = Promise.resolve();
   for (let unit = next(); unit !== undefined; unit = next()) {

@@ -1,6 +1,7 @@
 import { existsSync, mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, it } from 'vitest';
+import { identityOf } from '../../process-identity.js';
 import { openCorpus } from '../sources/corpus.js';
 import { hubOptions, numberedDocuments } from '../testing/corpora.js';
 import { testFolder } from '../testing/folder.js';
@@ -79,7 +80,7 @@ describe('preparing a corpus', () => {
     const done = readdirSync(`${path}.preparing`).filter((name) => /^part-\d+$/.test(name)).length;
     expect(done).toBeGreaterThan(1);
     await expect(prepareCorpus({ spec, tokenizerName: 'gpt2', folder: path, workers: 1 })).rejects.toThrow(
-      /another corpus or tokenizer/,
+      /another corpus, tokenizer or --shard-bytes/,
     );
     const notes: string[] = [];
     await prepareCorpus({
@@ -89,7 +90,7 @@ describe('preparing a corpus', () => {
       workers: 2,
       onNote: (line) => notes.push(line),
     });
-    expect(notes).toEqual([expect.stringMatching(new RegExp(`^${done} of \\d+ parts are done already$`))]);
+    expect(notes).toEqual([expect.stringMatching(new RegExp(`^${done} of \\d+ units are done already$`))]);
     expect(textOf(path)).toBe(expected);
   });
 
@@ -137,7 +138,7 @@ describe('preparing a corpus', () => {
       /is not empty/,
     );
     mkdirSync(folder.path('busy.preparing'));
-    writeFileSync(folder.path('busy.preparing', 'owner'), '1\n');
+    writeFileSync(folder.path('busy.preparing', 'owner'), JSON.stringify(identityOf(1)));
     await expect(
       prepareCorpus({ spec, tokenizerName: 'byte', folder: folder.path('busy'), workers: 1 }),
     ).rejects.toThrow(/in use by process 1/);

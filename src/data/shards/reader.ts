@@ -128,7 +128,7 @@ export class ShardReader {
 
 /** All document starts. File sizes are checked before the array is allocated. */
 function readDocumentStarts(folder: string, index: ShardIndex, verify: boolean): Float64Array {
-  const files = index.shards.map((shard) => shard.documents);
+  const files = index.shards.map(({ documents, base = 0 }) => ({ ...documents, base }));
   const bytes = files.reduce((sum, file) => sum + file.bytes, 0);
   if (bytes !== index.documents * 8) {
     throw damaged(folder, `its document files have ${bytes} bytes, not 8 for each of ${index.documents} documents`);
@@ -145,6 +145,8 @@ function readDocumentStarts(folder: string, index: ShardIndex, verify: boolean):
     } finally {
       closeSync(descriptor);
     }
+    const counted = starts.subarray(offset / 8, (offset + file.bytes) / 8);
+    if (file.base > 0) for (let i = 0; i < counted.length; i++) counted[i] += file.base;
     offset += file.bytes;
   }
   for (let document = 0; document < starts.length; document++) {
@@ -156,7 +158,7 @@ function readDocumentStarts(folder: string, index: ShardIndex, verify: boolean):
   return starts;
 }
 
-function openChecked(path: string, expected: ShardFile): number {
+export function openChecked(path: string, expected: ShardFile): number {
   let descriptor: number;
   try {
     descriptor = openSync(path, 'r');
@@ -169,7 +171,7 @@ function openChecked(path: string, expected: ShardFile): number {
   throw new DamagedShards(`${path}: damaged (${size} bytes, not ${expected.bytes}); prepare the shards again`);
 }
 
-function verifyHash(path: string, descriptor: number, expected: ShardFile): void {
+export function verifyHash(path: string, descriptor: number, expected: ShardFile): void {
   const hash = createHash('sha256');
   const buffer = new Uint8Array(HASHED_BYTES);
   for (let offset = 0; offset < expected.bytes; offset += buffer.length) {

@@ -6,7 +6,14 @@ import { open } from 'node:fs/promises';
 import { join } from 'node:path';
 import { writeFully } from '../../files.js';
 import type { Tokenizer } from '../tokenizer.js';
-import { encodeIndex, INDEX_NAME, type ShardFile, type ShardIndex } from './format.js';
+import {
+  encodeIndex,
+  INDEX_NAME,
+  type ShardEntry,
+  type ShardFile,
+  type ShardIndex,
+  type ShardIndexContent,
+} from './format.js';
 import { bytesPerToken, type TokenArray, tokenView } from './token-type.js';
 import { TokenWriter } from './token-writer.js';
 
@@ -21,7 +28,9 @@ export class ShardWriter extends TokenWriter {
   readonly #tokensPerShard: number;
   readonly #buffer: TokenArray;
   readonly #starts = new Float64Array(BUFFERED_DOCUMENTS);
-  readonly #shards: { tokens: ShardFile; documents: ShardFile }[] = [];
+  readonly #shards: ShardEntry[] = [];
+  /** Token from which the positions of documents count. */
+  #base = 0;
   #buffered = 0;
   #bufferedStarts = 0;
   #shardTokens = 0;
@@ -48,12 +57,19 @@ export class ShardWriter extends TokenWriter {
     this.insideDocument = false;
   }
 
-  /** Writes the rest and the index, and forces all files to disk. */
-  finish(skippedFiles = 0): ShardIndex {
-    this.endDocument();
+  /** Begins a new shard, unless one has just begun. The positions of its documents count from here. */
+  startGroup(): void {
+    if (this.#base === this.tokens) return;
     this.#endShard();
+    this.#base = this.tokens;
+  }
+
+  /** Writes the rest without an index, forces all files to disk, and returns what an index says of them. */
+  end(skippedFiles: number): Omit<ShardIndexContent, 'format' | 'version'> {
+    this.endDocument();
+    if (this.#shardTokens > 0) this.#endShard();
     const { name, identity, vocabSize, separator } = this.tokenizer;
-    const { index, text } = encodeIndex({
+    return {
       tokenizer: { name, identity },
       vocabSize,
       dtype: this.type,
@@ -62,7 +78,12 @@ export class ShardWriter extends TokenWriter {
       documents: this.documents,
       skippedFiles,
       shards: this.#shards,
-    });
+    };
+  }
+
+  /** Writes the rest and the index, and forces all files to disk. */
+  finish(skippedFiles = 0): ShardIndex {
+    const { index, text } = encodeIndex(this.end(skippedFiles));
     const file = new HashedFile(this.#folder, INDEX_NAME);
     file.write(Buffer.from(text));
     file.close();
@@ -79,7 +100,7 @@ export class ShardWriter extends TokenWriter {
     // A document belongs to the shard of its first token.
     if (this.#shardTokens === this.#tokensPerShard) this.#endShard();
     if (this.#bufferedStarts === BUFFERED_DOCUMENTS) this.#flush();
-    this.#starts[this.#bufferedStarts++] = this.tokens;
+    this.#starts[this.#bufferedStarts++] = this.tokens - this.#base;
     super.beginDocument();
   }
 
@@ -109,7 +130,8 @@ export class ShardWriter extends TokenWriter {
 
   #endShard(): void {
     this.#flush();
-    this.#shards.push({ tokens: this.#tokenFile!.close(), documents: this.#documentFile!.close() });
+    const [tokens, documents] = [this.#tokenFile!.close(), this.#documentFile!.close()];
+    this.#shards.push({ tokens, documents, ...(this.#base > 0 && { base: this.#base }) });
     this.#tokenFile = undefined;
     this.#documentFile = undefined;
     this.#shardTokens = 0;

@@ -29,6 +29,8 @@ export interface CorpusOptions {
   readonly valFraction: number;
   /** Size of the parts that files are cut into; `auto` for preparation; without it, as lanes need them. */
   readonly partBytes?: number | 'auto' | undefined;
+  /** Parts do not cross multiples of this in a file: borders of groups of shards (shards/groups.ts). */
+  readonly groupBytes?: number | undefined;
   /** A source that delivers nothing for this long is dead. */
   readonly timeoutSeconds: number;
   readonly cache: { readonly folder: string; readonly limitBytes: number };
@@ -63,7 +65,7 @@ export async function openCorpus(options: CorpusOptions): Promise<CorpusSpec> {
   const { listed, skipped } =
     access && http ? { listed: await listHub(options.hub, access, http), skipped: [] } : await listLocal(options);
   const base = { textField, shuffle, seed, splitSeed, valFraction, ...(http && { http, cache }) };
-  const { files, largestBlock } = await shareOut(listed, base, partSize(listed, options.partBytes));
+  const { files, largestBlock } = await shareOut(listed, base, partSize(listed, options.partBytes), options.groupBytes);
   return { ...base, files, skipped, lanes: laneCount(countUnits(files), largestBlock, shuffle) };
 }
 
@@ -111,6 +113,7 @@ async function shareOut(
   listed: readonly Listed[],
   spec: Pick<CorpusSpec, 'textField' | 'http' | 'cache' | 'shuffle'>,
   partBytes: number | undefined,
+  groupBytes: number | undefined,
 ): Promise<{ files: CorpusFile[]; largestBlock: number }> {
   const opener = new BlobOpener(spec);
   // Without shuffling one lane reads everything: a file is one part, and no footer is needed before its turn.
@@ -126,13 +129,23 @@ async function shareOut(
     const looked = file.kind === 'parquet' && (wanted > 1 || files.length === 0) ? await inspect(file) : undefined;
     largestBlock = Math.max(largestBlock, looked?.largestGroup ?? 0);
     const most = looked?.groups ?? Math.ceil(file.size / MIN_PART_BYTES);
-    const parts = partBytes === undefined ? Math.min(wanted, most) : Math.ceil(file.size / partBytes);
+    const parts = partBytes === undefined ? Math.min(wanted, most) : partsOf(file.size, partBytes, groupBytes);
     files.push({ ...file, parts: isSplittable(file) ? Math.max(1, parts) : 1 });
   }
   return { files, largestBlock };
 }
 
-function isSplittable({ kind, location }: Listed): boolean {
+function partsOf(size: number, partBytes: number, groupBytes: number | undefined): number {
+  const pieces = groupBytes === undefined ? 1 : pieceCount(size, groupBytes);
+  return pieces * Math.ceil(size / pieces / partBytes);
+}
+
+/** The pieces of a file of which each belongs to one group of shards. */
+export function pieceCount(size: number, groupBytes: number): number {
+  return Math.max(1, Math.ceil(size / groupBytes));
+}
+
+export function isSplittable({ kind, location }: Pick<CorpusFile, 'kind' | 'location'>): boolean {
   return kind === 'parquet' || (kind === 'jsonl' && !/\.(gz|zst)$/.test(location));
 }
 

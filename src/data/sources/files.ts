@@ -35,7 +35,8 @@ export interface SourceFile {
 /**
  * The files at `paths`: in the order given, sorted inside each folder or pattern, each file once however many links lead
  * to it. Names that begin with a dot are ignored (so .git is), unless the user names them. `accept` filters the files of a
- * folder; a file or pattern that the user names is always taken. Empty files are skipped.
+ * folder; a file or pattern that the user names is always taken. Files of a folder that are text but no prose are left out.
+ * Empty files are skipped.
  */
 export async function resolveFiles(
   paths: string | readonly string[],
@@ -46,7 +47,7 @@ export async function resolveFiles(
   const seen = new Set<string>();
   for (const given of typeof paths === 'string' ? [paths] : paths) {
     const { taken, refused } = await expand(given, accept);
-    skipped.push(...refused.map((path) => ({ path, reason: 'its name' })));
+    skipped.push(...refused.map((path) => ({ path, reason: isProse(path) ? 'its name' : 'not prose' })));
     if (taken.length === 0) {
       throw new UsageError(`data.path: ${given} holds no file to read; check the folder or pattern and the file names`);
     }
@@ -69,6 +70,14 @@ export async function isUnchanged({ path, size, modified }: SourceFile): Promise
   return now.size === size && now.modified === modified;
 }
 
+/** Generated text that repeats itself: a model of a folder of code would learn little else. Binary files show when they are read. */
+const NOT_PROSE =
+  /\.(svg|map|lock|min\.(js|mjs|cjs|css))$|(^|[/\\])(package-lock|npm-shrinkwrap)\.json$|pnpm-lock\.yaml$|go\.sum$/i;
+
+function isProse(path: string): boolean {
+  return !NOT_PROSE.test(path);
+}
+
 async function expand(
   given: string,
   accept: (path: string) => boolean,
@@ -79,7 +88,8 @@ async function expand(
     if (!(await stat(absolute)).isDirectory()) return { taken: [absolute], refused: [] };
     const inside = await glob('**/*', { cwd: absolute, absolute: true, expandDirectories: false });
     inside.sort(byCodeUnit);
-    return { taken: inside.filter(accept), refused: inside.filter((path) => !accept(path)) };
+    const isTaken = (path: string) => isProse(path) && accept(path);
+    return { taken: inside.filter(isTaken), refused: inside.filter((path) => !isTaken(path)) };
   }
   if (!isDynamicPattern(given)) throw new UsageError(`data.path: no such file or folder: ${given}`);
   const found = await glob(given, { absolute: true, expandDirectories: false });

@@ -96,7 +96,14 @@ export type EngineEvent =
   /** A generated token and the text that is final with it: whole code points, often empty inside a character. */
   | { readonly type: 'token'; readonly token: number; readonly text: string; readonly logprobs?: PositionLogprobs }
   /** The last event. `text` was held back until the end was certain. */
-  | { readonly type: 'end'; readonly text: string; readonly finishReason: FinishReason; readonly usage: RequestUsage };
+  | {
+      readonly type: 'end';
+      readonly text: string;
+      readonly finishReason: FinishReason;
+      /** The stop string that ended the text. */
+      readonly stop?: string;
+      readonly usage: RequestUsage;
+    };
 
 /** Why the engine refuses a request. `too_large`: it can never fit. `busy`: the queue is full. `closed`: the engine ended. */
 export type RefusalReason = 'too_large' | 'busy' | 'closed';

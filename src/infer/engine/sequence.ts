@@ -260,7 +260,9 @@ export class Sequence {
       prefillSeconds: (readAt - startedAt) / 1000,
       decodeSeconds: (now - readAt) / 1000,
     };
-    this.#sink.push({ type: 'end', text, finishReason: this.#finishReason ?? 'aborted', usage });
+    const { matched } = this.#stops;
+    const stop = matched === null ? {} : { stop: matched };
+    this.#sink.push({ type: 'end', text, finishReason: this.#finishReason ?? 'aborted', ...stop, usage });
     this.release();
   }
 
@@ -295,6 +297,8 @@ export interface StopPiece {
 /** Ends a stream of text at the first stop string, wherever pieces split it: a possible beginning is held back. */
 export class StopFilter {
   readonly #stops: readonly StopString[];
+  /** The stop string that was found. */
+  matched: string | null = null;
   /** Text that may be the beginning of a stop string: as many characters as the longest match has. */
   #held = '';
 
@@ -312,7 +316,9 @@ export class StopFilter {
       for (const stop of this.#stops) {
         const length = stop.push(text[at]);
         if (length > held) held = length;
-        if (stop.isComplete && length > longest) longest = length;
+        if (!stop.isComplete || length <= longest) continue;
+        longest = length;
+        this.matched = stop.text;
       }
       if (longest === 0) continue;
       this.end();
@@ -333,13 +339,13 @@ export class StopFilter {
 
 /** How much of a stop string the last characters are (Knuth, Morris and Pratt): a character takes constant time in the mean. */
 class StopString {
-  readonly #text: string;
+  readonly text: string;
   /** For each length of a match: that of the longest shorter one that ends at the same place. */
   readonly #shorter: Int32Array;
   #length = 0;
 
   constructor(text: string) {
-    this.#text = text;
+    this.text = text;
     this.#shorter = new Int32Array(text.length + 1);
     for (let length = 2, match = 0; length <= text.length; length++) {
       while (match > 0 && text[match] !== text[length - 1]) match = this.#shorter[match];
@@ -349,7 +355,7 @@ class StopString {
   }
 
   get isComplete(): boolean {
-    return this.#length === this.#text.length;
+    return this.#length === this.text.length;
   }
 
   reset(): void {
@@ -359,8 +365,8 @@ class StopString {
   /** The number of characters that match after this one. */
   push(character: string): number {
     if (this.isComplete) this.#length = this.#shorter[this.#length];
-    while (this.#length > 0 && this.#text[this.#length] !== character) this.#length = this.#shorter[this.#length];
-    if (this.#text[this.#length] === character) this.#length += 1;
+    while (this.#length > 0 && this.text[this.#length] !== character) this.#length = this.#shorter[this.#length];
+    if (this.text[this.#length] === character) this.#length += 1;
     return this.#length;
   }
 }

@@ -39,6 +39,9 @@ export const FALLBACK_COUNTERS_CSV = { step: 'integer', counter: 'text', count: 
 /** One row per metric of the program's own, which may be others in every step. */
 export const OWN_METRICS_CSV = { step: 'integer', metric: 'text', value: 'float32' } as const;
 
+/** One row per metric and source of a mixture, named METRIC/SOURCE. */
+export const SOURCE_METRICS_CSV = OWN_METRICS_CSV;
+
 /** Enough for some hundred rows. */
 const TAIL_BYTES = 64 * 1024;
 

@@ -8,7 +8,7 @@ import { constants, openSync } from 'node:fs';
 import { UsageError } from '../../errors.js';
 import { fileError, parseObject, readFully, readText, statOrUndefined, withFile } from '../../files.js';
 import { asNumber } from '../json.js';
-import { COUNTERS, METRIC_ENTRIES, type METRICS, type RunMetrics } from '../metrics.js';
+import { COUNTERS, METRIC_ENTRIES, METRICS, type NamedMetric, type RunMetrics } from '../metrics.js';
 
 /** Kinds of heartbeat records. */
 export type HeartbeatMessage =
@@ -34,15 +34,14 @@ const END_STATUSES = [
   'failed',
 ] as const;
 
-const COUNTER_PREFIX = 'fb_';
-const OWN_PREFIX = 'own_';
+const COUNTER_PREFIX = METRICS.counters.named.prefix;
 
-/** The metrics in a heartbeat, by name, and a field for each counter and each metric of the program's own. */
+/** The metrics in a heartbeat, by name, and a field for each counter, metric of the program's own, and source. */
 export type HeartbeatMetrics = {
-  [Name in Exclude<keyof RunMetrics, 'counters' | 'own'> as (typeof METRICS)[Name] extends { readonly heartbeat: false }
+  [Name in Exclude<keyof RunMetrics, NamedMetric> as (typeof METRICS)[Name] extends { readonly heartbeat: false }
     ? never
     : Name]?: NonNullable<RunMetrics[Name]>;
-} & { [counterOrOwn: `${typeof COUNTER_PREFIX | typeof OWN_PREFIX}${string}`]: number };
+} & { [named: `${(typeof METRICS)[NamedMetric]['named']['prefix']}${string}`]: number };
 
 /** Fields that a rank reports. */
 export type HeartbeatFields = HeartbeatMetrics & {
@@ -65,12 +64,11 @@ export type HeartbeatFields = HeartbeatMetrics & {
 
 /** Metrics as fields of a heartbeat, in the order of the table. */
 export function heartbeatMetrics(metrics: RunMetrics): HeartbeatMetrics {
-  const fields = METRIC_ENTRIES.flatMap(([name, { heartbeat }]): (readonly [string, unknown])[] => {
+  const fields = METRIC_ENTRIES.flatMap(([name, { heartbeat, named }]): (readonly [string, unknown])[] => {
     const value = metrics[name];
     if (value === undefined || heartbeat === false) return [];
-    if (name !== 'counters' && name !== 'own') return [[name, value]];
-    const prefix = name === 'own' ? OWN_PREFIX : COUNTER_PREFIX;
-    return Object.entries(value).map(([one, number]) => [prefix + one, number]);
+    if (!named) return [[name, value]];
+    return Object.entries(value).map(([one, number]) => [named.prefix + one, number]);
   });
   return Object.fromEntries(fields) as HeartbeatMetrics;
 }
@@ -123,7 +121,7 @@ const WINDOW_BYTES = [64 * 1024, 1024 * 1024, 16 * 1024 * 1024];
 const CHUNK_BYTES = 1024 * 1024;
 const NEWLINE = 0x0a;
 /** Shorter lines lack a required field; a file of garbage has millions of them. */
-const MIN_LINE_BYTES = 40;
+export const MIN_LINE_BYTES = 40;
 
 /**
  * The last `count` heartbeats, oldest first. Reads only the end of the file, however long it is. A missing file has none;

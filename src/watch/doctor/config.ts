@@ -150,6 +150,7 @@ async function dataRow({ data }: Config): Promise<DoctorRow> {
     if (data.source === 'synthetic')
       return warn('data', 'synthetic: random tokens', 'nothing can be learned from them');
     if (data.source === 'hub') return warn('data', 'hub: streamed', 'needs the network during the run');
+    if (data.sources !== null) return await mixtureRow(data.sources, data.tokenizer);
     if (!readsPath(data.source)) return fine('data', `${data.source}: generated, tokenizer ${data.tokenizer}`);
     if (data.path === null) return fail('data', `${data.source} without data.path`, 'give --local-path');
     const { files } = await resolveFiles(data.path);
@@ -162,6 +163,18 @@ async function dataRow({ data }: Config): Promise<DoctorRow> {
     if (!(error instanceof TrefoilError)) throw error;
     return fail('data', 'cannot be opened', error.message);
   }
+}
+
+async function mixtureRow(sources: NonNullable<Config['data']['sources']>, tokenizer: string): Promise<DoctorRow> {
+  const found = await Promise.all(
+    sources.map(async ({ name, path, weight }) => {
+      const share = `${name} ${Number((100 * weight).toFixed(1))} %`;
+      if (path === null) return `${share}: generated`;
+      const { files } = await resolveFiles(path);
+      return `${share}: ${(files.reduce((total, { size }) => total + size, 0) / MIB).toFixed(1)} MiB`;
+    }),
+  );
+  return fine('data', `mixture of ${found.join(', ')}; tokenizer ${tokenizer}`);
 }
 
 function tryEstimate(config: Config, facts: ConfigFacts): MemoryEstimate | { readonly row: DoctorRow } {

@@ -142,6 +142,42 @@ describe('data.source chat', () => {
     again.close();
   });
 
+  it('is a source of a mixture by its tokens, of which padding is none', async () => {
+    const chats = join(root, 'half.jsonl');
+    writeFileSync(
+      chats,
+      Array.from({ length: 50 }, (_, i) => line(user(`q${i}`), assistant('a'.repeat(24)))).join('\n'),
+    );
+    const prose = join(root, 'prose.txt');
+    writeFileSync(prose, 'all of it is text '.repeat(900));
+    const epochs = 1_000_000;
+    const loader = await createLoader({
+      sources: [
+        { name: 'talk', path: chats, weight: 0.5, epochs },
+        { name: 'prose', source: 'text', path: prose, weight: 0.5, epochs },
+      ],
+      tokenizer: root,
+      ...{ seqLen: 80, batchSize: 10, valFraction: 0 },
+    });
+    const padding = createTokenizer(root).separator;
+    // By name: prose 0, talk 1.
+    const tokens = [0, 0];
+    const rows = [0, 0];
+    for (let step = 0; step < 1000; step++) {
+      const { inputs, sampleIds } = loader.next();
+      for (const [row, id] of sampleIds.entries()) {
+        const ids = inputs.subarray(80 * row, 80 * (row + 1));
+        let end = ids.length;
+        while (id % 2 === 1 && ids[end - 1] === padding) end--;
+        tokens[id % 2] += end;
+        rows[id % 2]++;
+      }
+    }
+    expect(rows[1] / rows[0]).toBeGreaterThan(1.15);
+    expect(Math.abs(tokens[1] / (tokens[0] + tokens[1]) - 0.5)).toBeLessThan(0.005);
+    loader.close();
+  });
+
   it('reports what it cuts and leaves out, and names the line of a fault', async () => {
     const warnings: string[] = [];
     const onWarning = (text: string) => warnings.push(text);

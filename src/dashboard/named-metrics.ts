@@ -1,4 +1,4 @@
-/** Metrics of a program's own as chart data: own_metrics.csv, with a column for each name that occurs. */
+/** Metrics by name as chart data: own_metrics.csv or source_metrics.csv, with a column for each name that occurs. */
 import { OWN_METRICS_CSV, readCsv } from '../run/logs/csv.js';
 import { Buckets } from './buckets.js';
 import type { ChartData } from './chart-data.js';
@@ -8,7 +8,7 @@ const CAPACITY = 1024;
 /** A run may log under any names; a page of more charts is of no use. */
 const MAX_METRICS = 50;
 
-export function ownMetrics(path: string): ChartData {
+export function namedMetrics(path: string): ChartData {
   const { rows } = readCsv(path, OWN_METRICS_CSV);
   const names = [...new Set(rows.map(({ metric }) => metric))].slice(0, MAX_METRICS);
   const buckets = new Buckets(names, CAPACITY);

@@ -1,0 +1,76 @@
+/** The work of one machine: the shards of a part of a corpus, described by part.json in a folder of its own. */
+
+import { createHash } from 'node:crypto';
+import { closeSync, existsSync, fsyncSync, openSync, readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { z } from 'zod';
+import { writeFully } from '../../files.js';
+import { Count, DamagedShards, INDEX_NAME, ShardEntry } from './format.js';
+import type { PartNumber } from './groups.js';
+
+const MANIFEST = 'part.json';
+
+const Content = z.strictObject({
+  format: z.literal('trefoil-part'),
+  version: z.literal(1),
+  part: Count,
+  parts: Count,
+  /** Equal for all parts of one corpus (groups.ts). */
+  plan: z.string(),
+  tokenizer: z.strictObject({ name: z.string(), identity: z.string() }),
+  vocabSize: Count,
+  dtype: z.enum(['u8', 'u16', 'u32']),
+  separator: Count,
+  tokens: Count,
+  documents: Count,
+  skippedFiles: Count,
+  /** Their `base` counts from the first token of the part. */
+  shards: z.array(ShardEntry),
+});
+export type PartManifest = z.infer<typeof Content>;
+
+/** The folder of a part, with its number as wide as that of the last: parts are listed in order. */
+export function partFolder(folder: string, { index, count }: PartNumber): string {
+  return join(folder, `part-${String(index).padStart(String(count).length, '0')}-of-${count}`);
+}
+
+/** Whether a folder has the index of all shards. */
+export function isJoined(folder: string): boolean {
+  return existsSync(join(folder, INDEX_NAME));
+}
+
+export function writePartManifest(folder: string, manifest: Omit<PartManifest, 'format' | 'version'>): void {
+  const content = Content.parse({ format: 'trefoil-part', version: 1, ...manifest });
+  const descriptor = openSync(join(folder, MANIFEST), 'wx');
+  try {
+    writeFully(descriptor, Buffer.from(`${JSON.stringify({ ...content, checksum: checksumOf(content) }, null, 1)}\n`));
+    fsyncSync(descriptor);
+  } finally {
+    closeSync(descriptor);
+  }
+}
+
+/** Reads and checks a manifest. `data join` checks the files that it lists. */
+export function readPartManifest(folder: string): PartManifest {
+  const path = join(folder, MANIFEST);
+  let value: unknown;
+  try {
+    value = JSON.parse(readFileSync(path, 'utf8'));
+  } catch (error) {
+    throw damaged(path, (error as Error).message, error);
+  }
+  const { checksum, ...rest } = (value ?? {}) as Record<string, unknown>;
+  const content = Content.safeParse(rest);
+  if (!content.success)
+    throw damaged(path, `${content.error.issues[0].path.join('.')}: ${content.error.issues[0].message}`);
+  if (checksum !== checksumOf(content.data)) throw damaged(path, 'its checksum does not match');
+  return content.data;
+}
+
+function damaged(path: string, reason: string, cause?: unknown): DamagedShards {
+  return new DamagedShards(`${path}: damaged (${reason}); remove its folder and prepare the part again`, { cause });
+}
+
+function checksumOf(content: PartManifest): string {
+  return createHash('sha256').update(JSON.stringify(content)).digest('hex');
+}
