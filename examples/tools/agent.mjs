@@ -37,6 +37,7 @@ for (let round = 0; round < Number(values.rounds); round++) {
       model,
       messages,
       temperature: 0,
+      maxOutputTokens: 150,
       tools: toolsFor(calls, made),
       stopWhen: stepCountIs(6),
     });

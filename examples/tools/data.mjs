@@ -1,6 +1,6 @@
 // Writes what the training needs: chats.jsonl, and a folder with the tokenizer and the chat template.
 //
-//   node data.mjs [--out artifacts/tools] [--chats 6000] [--seed 1]
+//   node data.mjs [--out artifacts/tools] [--chats 12000] [--seed 1]
 import { copyFileSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { parseArgs } from 'node:util';
@@ -10,7 +10,7 @@ import { makeTokenizer } from './tokenizer.mjs';
 const { values } = parseArgs({
   options: {
     out: { type: 'string', default: 'artifacts/tools' },
-    chats: { type: 'string', default: '6000' },
+    chats: { type: 'string', default: '12000' },
     seed: { type: 'string', default: '1' },
   },
 });

@@ -44,12 +44,12 @@ export function isHeldOut(thing) {
 function randomWish(random, tools, heldOut) {
   const pick = (list) => list[Math.floor(random() * list.length)];
   const kind = random();
-  if (kind < 0.1) {
+  if (kind < 0.06) {
     const [text, answer] = pick(SMALL_TALK);
     return { text, calls: [], answer };
   }
   const isPrice = random() < 0.55;
-  const isTold = kind < 0.5;
+  const isTold = kind < 0.6;
   let about = pick(TOWNS);
   if (isPrice) {
     do about = `${pick(COLOURS)} ${pick(THINGS)}`;
@@ -72,7 +72,7 @@ function randomWish(random, tools, heldOut) {
 
 /** A price or a temperature. Each number is one token. */
 function number(random) {
-  return 10 + Math.floor(random() * 30);
+  return 10 + Math.floor(random() * 20);
 }
 
 function price(thing, coins) {
