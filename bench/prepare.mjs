@@ -78,7 +78,13 @@ try {
     highest: Math.max(...of(what)),
     efficiency: alone / median(of(what)),
   }));
-  const result = { cores: availableParallelism(), megabytes: Number(values.megabytes), load: loadavg()[0], summary, rows };
+  const result = {
+    cores: availableParallelism(),
+    megabytes: Number(values.megabytes),
+    load: loadavg()[0],
+    summary,
+    rows,
+  };
   if (values.json) console.log(JSON.stringify(result));
   else
     console.log(

@@ -28,7 +28,13 @@ export async function timed(program, words) {
   const code = await new Promise((resolve) => child.on('close', resolve));
   clearInterval(timer);
   if (code !== 0) throw new Error(`${program} ended with code ${code}`);
-  const times = [...told.trim().split('\n').at(-1).matchAll(/(\d+)m([\d.]+)s/g)];
+  const times = [
+    ...told
+      .trim()
+      .split('\n')
+      .at(-1)
+      .matchAll(/(\d+)m([\d.]+)s/g),
+  ];
   const cpu = times.reduce((sum, [, minutes, seconds]) => sum + 60 * Number(minutes) + Number(seconds), 0);
   return { output, seconds: (performance.now() - started) / 1000, cpu_seconds: cpu, peak_mib: Math.round(peak) };
 }

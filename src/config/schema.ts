@@ -350,10 +350,10 @@ export interface Config {
 
 /** A config as it is written down: every key may be omitted. */
 export type ConfigInput = {
-  [S in keyof Config]?: { [K in keyof Config[S]]?: InputOf<K, Config[S][K]> | undefined } | undefined;
+  [S in keyof Config]?:
+    | { [K in keyof Config[S]]?: (K extends 'sources' ? readonly MixedSourceInput[] | null : Config[S][K]) | undefined }
+    | undefined;
 };
-
-type InputOf<Key, Value> = Key extends 'sources' ? readonly MixedSourceInput[] | null : Value;
 
 /** A config that also obeys the rules between keys (rules.ts). */
 export const configSchema = configShape.superRefine((config, context) => {

@@ -19,11 +19,11 @@ export type {
   SectionName,
 } from '../run/logs/heartbeat.js';
 export { type Heartbeat, readHeartbeats } from '../run/logs/heartbeat.js';
-export type { RunMetrics } from '../run/metrics.js';
-export type { SourceLoss } from '../train/evaluate.js';
+export type { NamedMetric, RunMetrics } from '../run/metrics.js';
 export { type RunPaths, runPaths, writeHalt } from '../run/paths.js';
 export type { SafeDtype, SafeTensor, TensorToWrite, WriteSafetensorsOptions } from '../run/safetensors.js';
 export { readSafetensors, writeSafetensors } from '../run/safetensors.js';
+export type { SourceLoss } from '../train/evaluate.js';
 export type { RankLauncher } from '../train/ranks/identity.js';
 export { type RankIdentity, resolveRank } from '../train/ranks/identity.js';
 export type { WatchedRun, WorldMember } from '../train/ranks/monitor.js';

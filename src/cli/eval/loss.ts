@@ -152,7 +152,8 @@ async function run(options: Options, io: Io): Promise<void> {
     const named = (i: number) => (rows.length === 1 ? '' : `${names[i]}: `);
     for (const [i, row] of rows.entries()) {
       io.out(`${named(i)}${summary(row)}`);
-      for (const part of row.by_source ?? []) io.out(`  ${part.name}: loss ${part.loss.toFixed(4)}, ${part.targets} targets`);
+      for (const part of row.by_source ?? [])
+        io.out(`  ${part.name}: loss ${part.loss.toFixed(4)}, ${part.targets} targets`);
     }
     if (byPosition) {
       io.out(table(curves, io.width));

@@ -142,9 +142,12 @@ describe('data.source chat', () => {
     again.close();
   });
 
-  it('is a source of a mixture by its tokens, of which padding is none', async () => {
+  it('is a source of a mixture by its tokens, without padding', async () => {
     const chats = join(root, 'half.jsonl');
-    writeFileSync(chats, Array.from({ length: 50 }, (_, i) => line(user(`q${i}`), assistant('a'.repeat(24)))).join('\n'));
+    writeFileSync(
+      chats,
+      Array.from({ length: 50 }, (_, i) => line(user(`q${i}`), assistant('a'.repeat(24)))).join('\n'),
+    );
     const prose = join(root, 'prose.txt');
     writeFileSync(prose, 'all of it is text '.repeat(900));
     const epochs = 1_000_000;

@@ -66,9 +66,7 @@ describe('learned merges', () => {
   it('of one word of a megabyte take seconds', () => {
     const started = performance.now();
     const random = randomNumbers(3);
-    const word = Array.from({ length: 1 << 20 }, () => String.fromCharCode(97 + Math.floor(26 * random()))).join(
-      '',
-    );
+    const word = Array.from({ length: 1 << 20 }, () => String.fromCharCode(97 + Math.floor(26 * random()))).join('');
     expect(learnMerges(count(word), 2000).left.length).toBe(2000);
     expect(performance.now() - started).toBeLessThan(60_000);
   });
