@@ -1,17 +1,20 @@
 // Which changes make a sparse model use its context: trains each variant with several seeds and measures what it finds.
 //
 //   node bench/context.mjs [--only VARIANT,...] [--seeds 1,2] [--until HH:MM] [--threads 1]
-//                          [--work artifacts/context] [--out bench/results/context-cpu.json] [--build NAME] [--list] [--table]
+//                          [--work artifacts/context] [--out bench/results/context-cpu.json] [--build NAME] [--list]
 //
 // Runs follow the order of PLAN. One that is in --out already is left out, so a race that was stopped continues with the
 // same command. Each run adds one row when it ends; a run that fails adds its error. --until stops at a time of day, also
-// in the middle of a run, which then starts again with the next call. --table prints the rows as Markdown. The models stay in --work. Needs `npm run build`.
+// in the middle of a run, which then starts again with the next call. The models stay in --work. Needs `npm run build`.
+// context-page.mjs writes the page.
 import { spawn } from 'node:child_process';
 import { existsSync, mkdirSync, readdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs';
 import { cpus } from 'node:os';
 import { dirname, join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
+import { writeCorpus } from './context-corpus.mjs';
+import { PLAN, VARIANTS } from './context-variants.mjs';
 
 const root = join(dirname(fileURLToPath(import.meta.url)), '..');
 const option = (value) => ({ type: 'string', ...(value !== undefined && { default: value }) });
@@ -20,126 +23,8 @@ const { values } = parseArgs({
     ...{ only: option(), seeds: option(), until: option(), build: option(), threads: option('1') },
     ...{ work: option(join(root, 'artifacts', 'context')), out: option(join(root, 'bench/results/context-cpu.json')) },
     list: { type: 'boolean', default: false },
-    table: { type: 'boolean', default: false },
   },
 });
-
-const scorer = { 'train.scorer_loss': 0.1 };
-const none = { 'train.scorer_loss': 0 };
-// The curriculum of needle_cpu in half of its samples. 1024 tokens are the longest of the training.
-const short = {
-  'train.steps': 750,
-  'data.needle_curriculum': '64+128:300,128+512:600,64+128+256+512:800,256+1024:1000000',
-};
-// The same steps with fewer short sequences.
-const early = { ...short, 'data.needle_curriculum': '64+128:200,128+512:400,256+1024:1000000' };
-// Half of the tokens in the steps of needle_cpu: one sequence of 2,048 tokens a step, and its curriculum in half of the samples.
-const small = {
-  'train.batch_size': 1,
-  'data.needle_curriculum': '64+128:300,128+512:600,256+1024:900,64+128+256+512:1100,256+1024:1000000',
-};
-// Long sequences from the first step; all lengths from the first step.
-const flat = { 'data.needle_curriculum': '256+1024:1000000' };
-const mixed = {
-  'train.seq_len': 4096,
-  'train.batch_size': 1,
-  'data.needle_curriculum': '64+128+256+1024:1000000',
-};
-const rope = { 'model.rope_scale': 1, 'model.n_layers': 2 };
-// Waves of more than 64 tokens stand still, so that what is found at one distance is found at any.
-const slow = { 'model.rope_type': 'llama3', 'model.rope_factor': 1e6, 'model.rope_original_context': 64 };
-const language = {
-  ...{ 'model.dim': 192, 'model.n_heads': 6, 'model.n_kv_groups': 2, 'train.steps': 800 },
-  ...{ 'train.seq_len': 2048, 'train.batch_size': 1, 'nsa.n_sel': 12, 'train.save_every': 0, 'train.sample_every': 0 },
-  ...{ 'train.eval_every': 200, 'data.val_fraction': 0.05 },
-};
-
-/** Changes of each variant to its config; `phases` are the settings of runs that follow each other in one folder. */
-const VARIANTS = {
-  nsa: { config: 'needle_cpu', set: none },
-  scorer: { config: 'needle_cpu', set: scorer },
-  'two-runs': { config: 'needle_cpu', phases: [{ ...none, 'nsa.force_branch': 'cmp', 'train.steps': 900 }, none] },
-  'short-nsa': { config: 'needle_cpu', set: { ...short, ...none } },
-  'short-scorer': { config: 'needle_cpu', set: { ...short, ...scorer } },
-  'short-scorer-1': { config: 'needle_cpu', set: { ...short, 'train.scorer_loss': 1 } },
-  'early-scorer': { config: 'needle_cpu', set: { ...early, ...scorer } },
-  'early-scorer-0.3': { config: 'needle_cpu', set: { ...early, 'train.scorer_loss': 0.3 } },
-  'small-scorer': { config: 'needle_cpu', set: { ...small, ...scorer } },
-  'rate2-nsa': { config: 'needle_cpu', set: { 'train.lr': 8e-3, ...none } },
-  'rate2-scorer': { config: 'needle_cpu', set: { 'train.lr': 8e-3, ...scorer } },
-  'flat-nsa': { config: 'needle_cpu', set: { ...flat, ...none } },
-  'flat-scorer': { config: 'needle_cpu', set: { ...flat, ...scorer } },
-  'mixed-nsa': { config: 'needle_cpu', set: { ...mixed, ...none } },
-  'mixed-scorer': { config: 'needle_cpu', set: { ...mixed, ...scorer } },
-  'rope2-nsa': { config: 'needle_cpu', set: { ...rope, ...none } },
-  'rope2-scorer': { config: 'needle_cpu', set: { ...rope, ...scorer } },
-  'rope2-slow-nsa': { config: 'needle_cpu', set: { ...rope, ...slow, ...none } },
-  'rope2-slow-scorer': { config: 'needle_cpu', set: { ...rope, ...slow, ...scorer } },
-  'language-dense': { config: 'text_cpu', set: { ...language, 'model.attention': 'dense' } },
-  'language-nsa': { config: 'text_cpu', set: language },
-  'language-scorer': { config: 'text_cpu', set: { ...language, ...scorer } },
-};
-
-/** The runs in the order in which they answer most. */
-const PLAN = [
-  ...[
-    ['short-scorer', 1],
-    ['early-scorer', 1],
-    ['scorer', 1],
-    ['early-scorer-0.3', 1],
-    ['small-scorer', 1],
-    ['nsa', 1],
-  ],
-  ...[
-    ['short-scorer-1', 1],
-    ['flat-scorer', 1],
-    ['rate2-scorer', 1],
-    ['mixed-scorer', 1],
-    ['scorer', 2],
-  ],
-  ...[
-    ['rope2-slow-scorer', 1],
-
-    ['scorer', 3],
-  ],
-  ...[
-    ['nsa', 2],
-    ['nsa', 3],
-    ['short-scorer', 2],
-    ['short-scorer', 3],
-    ['rope2-scorer', 1],
-    ['two-runs', 1],
-  ],
-  ...[
-    ['mixed-scorer', 2],
-    ['mixed-scorer', 3],
-    ['rate2-scorer', 2],
-    ['rate2-scorer', 3],
-    ['scorer', 4],
-    ['scorer', 5],
-  ],
-  ...[
-    ['two-runs', 2],
-    ['two-runs', 3],
-    ['mixed-nsa', 1],
-    ['rate2-nsa', 1],
-    ['short-nsa', 1],
-    ['rope2-slow-nsa', 1],
-  ],
-  ...[
-    ...['rope2-nsa', 'language-scorer', 'language-dense', 'language-nsa', 'rope2-slow-scorer', 'rope2-scorer'],
-    ...[
-      'rope2-slow-nsa',
-      'rope2-nsa',
-      'mixed-nsa',
-      'rate2-nsa',
-      'short-nsa',
-      'short-scorer-1',
-      'flat-scorer',
-      'flat-nsa',
-    ],
-  ].flatMap((name) => [1, 2, 3].map((seed) => [name, seed])),
-].filter(([variant, seed], i, all) => all.findIndex((one) => one[0] === variant && one[1] === seed) === i);
 
 const result = existsSync(values.out)
   ? JSON.parse(readFileSync(values.out, 'utf8'))
@@ -151,39 +36,6 @@ const asked = ([variant, seed]) =>
 const open = PLAN.filter((run) => asked(run) && !isDone(run));
 if (values.list) {
   for (const [variant, seed] of PLAN) console.log(`${isDone([variant, seed]) ? 'done' : 'open'}  ${variant}  ${seed}`);
-  process.exit(0);
-}
-
-if (values.table) {
-  console.log(
-    '| variant | seed | found at 256 / 1,024 / 4,096, % | worst depth, % | block selected, % | 95 % at step | gates, nats | covered / random / best, % | of possible / random, % | CPU s |',
-  );
-  console.log('|---|---|---|---|---|---|---|---|---|---|');
-  for (const {
-    variant,
-    seed,
-    summary,
-    lengths,
-    gates,
-    coverage: covered,
-    cpu_seconds: cpu,
-    error,
-  } of result.runs.filter((run) => !run.validation)) {
-    const cells = error
-      ? [error.split('\n')[0], '', '', '', '', '', '', '']
-      : [
-          ...[summary.found, summary.worst, percents(lengths.map((row) => row.block_selected))],
-          ...[summary.steps_to_95 ?? 'never', gates.entropy.join(', ')],
-          (covered ?? []).map(({ chosen, random, best }) => percents([chosen, random, best])).join(', '),
-          (covered ?? [])
-            .map(({ forced, random, chosen, best }) =>
-              percents([chosen, random].map((x) => (x - forced) / (best - forced))),
-            )
-            .join(', '),
-          Math.round(cpu),
-        ];
-    console.log(`| ${[variant, seed, ...cells].join(' | ')} |`);
-  }
   process.exit(0);
 }
 
@@ -243,20 +95,30 @@ function percents(shares) {
 async function measure(variant, seed) {
   const { config, set, phases = [set] } = VARIANTS[variant];
   const out = join(values.work, `${variant}-${seed}`);
-  rmSync(out, { recursive: true, force: true });
+  // A model whose measurement was interrupted is not trained again.
+  const finished = join(out, 'cpu-seconds.json');
+  if (!existsSync(finished)) rmSync(out, { recursive: true, force: true });
   const isNeedle = config === 'needle_cpu';
   const common = { 'train.seed': seed, 'train.keep_last': 1000, ...(isNeedle && { 'train.save_every': 100 }) };
-  let cpuSeconds = 0;
-  for (const [i, phase] of phases.entries()) {
+  let cpuSeconds = existsSync(finished) ? JSON.parse(readFileSync(finished, 'utf8')) : 0;
+  for (const [i, phase] of existsSync(finished) ? [] : phases.entries()) {
     const all = { ...common, ...phase };
-    const words = ['train', '--config', config, '--out-dir', out, ...(i > 0 ? ['--resume', 'auto'] : [])];
-    const data = isNeedle ? [] : ['--local-path', corpus()];
+    const words = [
+      config === 'quickstart' ? 'start' : 'train',
+      '--config',
+      config,
+      '--out-dir',
+      out,
+      ...(i > 0 ? ['--resume', 'auto'] : []),
+    ];
+    const data = config === 'text_cpu' ? trainingText() : [];
     const sets = Object.entries(all).flatMap(([key, value]) => ['--set', `${key}=${value}`]);
     cpuSeconds += (await trefoil([...words, ...data, ...sets])).cpuSeconds;
   }
+  writeFileSync(finished, JSON.stringify(cpuSeconds));
   const training = trainingOf(out);
-  const measured = isNeedle ? { ...(await needles(out)), coverage: await coverage(out) } : await byPosition(out);
-  for (const step of checkpoints(out)) rmSync(join(out, 'checkpoints', `step-${step}`), { recursive: true });
+  const measured = await measuresOf(config)(out);
+  rmSync(join(out, 'checkpoints'), { recursive: true, force: true });
   const { summary, ...rest } = measured;
   return {
     cpu_seconds: cpuSeconds,
@@ -264,6 +126,25 @@ async function measure(variant, seed) {
     ...rest,
     summary: { ...summary, cpu: Math.round(cpuSeconds), loss: training.loss },
   };
+}
+
+/** The measurement for models of a config. */
+function measuresOf(config) {
+  if (config === 'needle_cpu') return async (out) => ({ ...(await needles(out)), coverage: await coverage(out) });
+  return config === 'quickstart' ? recall : farContext;
+}
+
+/** Results of `trefoil start`: questions answered by the distance between fact and question, in all and beyond 128 tokens. */
+function recall(out) {
+  const { rows } = JSON.parse(readFileSync(join(out, 'recall.json'), 'utf8'));
+  const share = (some) => sum(some, ({ correct }) => correct) / sum(some, ({ cases }) => cases);
+  const kept = rows.map(({ from, to, cases, correct }) => ({ from, to, cases, correct }));
+  const [all, far] = [share(rows), share(rows.filter(({ from }) => from >= 128))];
+  return { recall: kept, summary: { recall: percents([all]), far: percents([far]) } };
+}
+
+function sum(list, of) {
+  return list.reduce((total, one) => total + of(one), 0);
 }
 
 /** The last losses and the gates at the end. */
@@ -337,15 +218,53 @@ async function coverage(out) {
   const task = { vocabSize: 128, records: 3, facts: 2, questions: 8, absent: 2 };
   const file = join(values.work, 'case.txt');
   writeFileSync(file, Buffer.from(caseTokens(task, 1024, 0.5, 1, 0)));
-  const { json } = await trefoil(['eval', 'selection', '--model', out, '--text-file', file, '--coverage', '--json']);
+  return coverageOf(out, file);
+}
+
+async function coverageOf(out, file) {
+  const words = [
+    'eval',
+    'selection',
+    '--model',
+    out,
+    '--text-file',
+    file,
+    '--coverage',
+    '--max-tokens',
+    '2048',
+    '--json',
+  ];
+  const { json } = await trefoil(words);
   return json.coverage.layers.map(({ forced, random, chosen, best }) => ({ forced, random, chosen, best }));
 }
 
-/** Validation loss by the tokens of context. */
-async function byPosition(out) {
-  const words = ['--local-path', corpus(), '--seq-len', '2048', '--batches', '64', '--set', 'data.val_fraction=0.05'];
-  const { json } = await trefoil(['eval', 'loss', '--model', out, '--by-position', '--json', ...words]);
-  return { validation: json, summary: { validation: json.loss } };
+/** Validation loss, what context beyond the window is worth, and coverage by layer: the mean of four documents. */
+async function farContext(out) {
+  const validation = join(corpus(), 'val.jsonl');
+  const words = ['--local-path', validation, '--seq-len', '2048', '--by-position', '--near', '64', '--json'];
+  const { loss, bits_per_byte, targets, by_position, far } = (await trefoil(['eval', 'loss', '--model', out, ...words]))
+    .json;
+  const texts = readFileSync(validation, 'utf8')
+    .trim()
+    .split('\n')
+    .map((line) => JSON.parse(line).text);
+  const documents = texts.sort((a, b) => b.length - a.length).slice(0, 4);
+  const measured = [];
+  for (const text of documents) {
+    const file = join(values.work, 'case.txt');
+    writeFileSync(file, text);
+    measured.push(await coverageOf(out, file));
+  }
+  const mean = (layer, key) => measured.reduce((sum, one) => sum + one[layer][key], 0) / measured.length;
+  const covered = measured[0].map((shares, layer) =>
+    Object.fromEntries(Object.keys(shares).map((key) => [key, mean(layer, key)])),
+  );
+  const validationRow = { loss, bits_per_byte, targets, by_position, far };
+  return {
+    validation: validationRow,
+    coverage: covered,
+    summary: { validation: loss, gain: far.gain, error: far.error },
+  };
 }
 
 function checkpoints(out) {
@@ -353,25 +272,17 @@ function checkpoints(out) {
   return steps.map((name) => Number(name.slice(5))).sort((a, b) => a - b);
 }
 
-/** This repository's sources and documents as one text, which all language runs read. */
+/** The folder with the text of the language runs. */
 function corpus() {
-  const file = join(values.work, 'corpus.txt');
-  if (existsSync(file)) return file;
-  const folders = ['src', 'docs', 'test', 'bench', 'examples'].map((name) => join(root, name));
-  const files = folders.flatMap((folder) =>
-    readdirSync(folder, { recursive: true })
-      .filter((name) => /\.(ts|md|cpp|h|cu|mjs)$/.test(name))
-      .map((name) => join(folder, name)),
-  );
-  mkdirSync(values.work, { recursive: true });
-  writeFileSync(
-    file,
-    files
-      .sort()
-      .map((name) => readFileSync(name, 'utf8'))
-      .join('\n'),
-  );
-  return file;
+  const folder = join(values.work, 'corpus');
+  if (!existsSync(join(folder, 'tokenizer_config.json'))) writeCorpus(root, folder);
+  return folder;
+}
+
+function trainingText() {
+  const sets = { 'data.val_path': 'val.jsonl', 'data.tokenizer': 'tokenizer.json' };
+  const words = Object.entries(sets).flatMap(([key, name]) => ['--set', `${key}=${join(corpus(), name)}`]);
+  return ['--local-path', join(corpus(), 'train.jsonl'), ...words];
 }
 
 /** Runs a command of trefoil; returns what it prints with --json and its processor time. */

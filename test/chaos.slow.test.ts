@@ -3,7 +3,8 @@
  * one that nothing disturbed: losses, evaluations, selection statistics, the position in the data, weights.
  *
  * Every kind of fault once here, always with the same choices; TREFOIL_LONG=1 makes it 200, with new choices, and
- * TREFOIL_FAULTS=<n> any other number. A failure prints its seed; TREFOIL_SEED=<seed> makes the same choices again.
+ * TREFOIL_FAULTS=<n> any other number; TREFOIL_FAULT=<part of its name> injects one kind only. A failure prints its seed;
+ * TREFOIL_SEED=<seed> makes the same choices again.
  */
 import { spawnSync } from 'node:child_process';
 import { mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
@@ -13,6 +14,7 @@ import { stringify } from 'yaml';
 import { findCheckpoint } from '../src/run/checkpoint/read.js';
 import { readCsv, TRAINING_CSV } from '../src/run/logs/csv.js';
 import { runPaths } from '../src/run/paths.js';
+import { root } from '../src/testing/cli.js';
 import { randomNumbers } from '../src/testing/random.js';
 import { temporaryFolder, tinyConfig } from '../src/testing/run.js';
 import { FAULTS, type Fault, filesOf, type Storm } from './chaos/faults.js';
@@ -20,6 +22,7 @@ import { Network } from './chaos/network.js';
 import { Life } from './chaos/supervisor.js';
 
 const LONG = process.env['TREFOIL_LONG'] === '1';
+const KIND = process.env['TREFOIL_FAULT'] ?? '';
 const COUNT = Number(process.env['TREFOIL_FAULTS'] ?? (LONG ? 200 : FAULTS.length));
 const SEED = Number(process.env['TREFOIL_SEED'] ?? (LONG ? Math.floor(Math.random() * 1e9) : 1));
 /** A fault lets a few steps pass, up to fifty on a fast machine; with this many the run does not end before the last fault. */
@@ -29,6 +32,7 @@ const DISK_MIB = 48;
 let folder: { path: string; remove: () => void };
 let disk: string | null = null;
 let network: Network;
+const lives: Life[] = [];
 /** The same data from another server, for the run that nothing disturbs. */
 let calmNetwork: Network;
 beforeAll(async () => {
@@ -41,15 +45,24 @@ beforeAll(async () => {
   disk = mounted.status === 0 ? path : null;
 });
 afterAll(async () => {
+  for (const life of lives) life.send('SIGKILL'); // a test that failed leaves some
   await network.hub.close();
   await calmNetwork.hub.close();
   if (disk !== null) expect(spawnSync('umount', ['-l', disk]).status).toBe(0);
   folder.remove();
 });
 
+/** Builds the library under which system calls fail. */
+function buildFaulty(): Storm['faulty'] {
+  const [library, failing] = ['faulty-files.so', 'failing'].map((name) => join(folder.path, name));
+  const source = join(root, 'src', 'testing', 'faulty-files.cpp');
+  const { status } = spawnSync('g++', ['-shared', '-fPIC', '-O1', source, '-o', library, '-ldl']);
+  return process.platform === 'linux' && status === 0 ? { library, failing } : null;
+}
+
 /** Every kind that can happen once, in random order, then any of them. */
 function schedule(storm: Storm): Fault[] {
-  const possible = FAULTS.filter(({ name, absent }) => {
+  const possible = FAULTS.filter(({ name }) => name.includes(KIND)).filter(({ name, absent }) => {
     const reason = absent?.(storm);
     if (reason !== undefined) console.log(`not injected: ${name}: ${reason}`);
     return reason === undefined;
@@ -66,6 +79,7 @@ function schedule(storm: Storm): Fault[] {
 /** A life that nothing disturbs, to its end. */
 async function completes(args: readonly string[], { environment }: Network): Promise<void> {
   const life = new Life(args, environment);
+  lives.push(life);
   expect(await life.ending, life.stderr).toEqual({ code: 0, signal: null });
 }
 
@@ -91,6 +105,7 @@ describe(`chaos (${COUNT} faults, TREFOIL_SEED=${SEED})`, () => {
       disk,
       network,
       scratch: folder.path,
+      faulty: buildFaulty(),
       random: randomNumbers(SEED),
       life: undefined,
       env: {},
@@ -98,6 +113,7 @@ describe(`chaos (${COUNT} faults, TREFOIL_SEED=${SEED})`, () => {
     const injected = new Map<string, number>();
     for (const { name, inject } of schedule(storm)) {
       await inject(storm).catch((error: unknown) => {
+        if (storm.life) lives.push(storm.life);
         throw new Error(`${name} (fault ${[...injected.values()].reduce((a, b) => a + b, 0) + 1}, seed ${SEED})`, {
           cause: error,
         });

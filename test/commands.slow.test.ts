@@ -302,6 +302,7 @@ const all = COMMANDS.flatMap(({ name }) => GROUPS.get(name)?.map((second) => `${
 const ELSEWHERE: Readonly<Record<string, readonly [file: string, command: string]>> = {
   start: ['test/readme.slow.test.ts', 'npm start'],
   verify: ['test/package.slow.test.ts', "'verify', '--json'"],
+  pull: ['src/hub/pull.slow.test.ts', "'pull', "],
   // As JSON in src/cli/data/data.slow.test.ts.
   'bench data': ['test/terminal.slow.test.ts', "'bench', 'data'"],
 };

@@ -11,8 +11,8 @@ import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { stringify } from 'yaml';
 import { DATASET, numberedDocuments } from '../src/data/testing/corpora.js';
-import { type HubServer, startHub } from '../src/data/testing/hub-server.js';
 import { parquetFile } from '../src/data/testing/parquet.js';
+import { type HubServer, startHub } from '../src/hub/testing/hub-server.js';
 import { findCheckpoint } from '../src/run/checkpoint/read.js';
 import { readCsv, TRAINING_CSV } from '../src/run/logs/csv.js';
 import { runPaths } from '../src/run/paths.js';
@@ -109,5 +109,5 @@ describe.each(SOURCES)(`${KILLS} times kill -9 and resume, from $from (seed ${SE
       return rest;
     };
     expect(state(stormy.outDir)).toEqual(state(calm.outDir));
-  }, 900_000);
+  }, 3_600_000);
 });

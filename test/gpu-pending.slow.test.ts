@@ -21,7 +21,8 @@ type Check = (out: string) => { ok: boolean; measured: object };
 
 const module = (name: string) => import(pathToFileURL(join(root, 'dev/gpu', name)).href);
 const { ENTRIES } = (await module('entries.mjs')) as { ENTRIES: readonly Entry[] };
-const { nothingSlower, testsPass } = (await module('checks.mjs')) as {
+const { nothingSlower, testsPass, usesItsContext } = (await module('checks.mjs')) as {
+  usesItsContext: (out: string, texts: string[], folders: { corpus: string }) => ReturnType<Check>;
   nothingSlower: (percent: number) => Check;
   testsPass: (atLeast: number) => Check;
 };
@@ -133,6 +134,23 @@ describe('checks', () => {
     expect(() => testsPass(3)(folder.path)).toThrow('2 tests passed and none failed, but at least 3 should run');
     write('tests.jsonl', line('a', 'passed') + line('b', 'passed') + line('c', 'failed'));
     expect(testsPass(2)(folder.path)).toEqual({ ok: false, measured: { passed: 2, failed: ['c'] } });
+  });
+
+  it('want a sparse model that is no worse, chooses well, and has open gates', () => {
+    const judged = (loss: number, chosen: number, entropy: number) => {
+      const far = { near: 512, gain: 0.1, error: 0.01 };
+      const models = [loss, 4].map((one) => ({ loss: one, by_position: [], far }));
+      write('code/positions.json', JSON.stringify({ models }));
+      write('code/coverage.json', JSON.stringify({ coverage: { layers: [{ forced: 0.1, chosen, best: 0.6 }] } }));
+      write(
+        'code/nsa/attention.jsonl',
+        `${JSON.stringify({ entropy: [0] })}\n${JSON.stringify({ entropy: [entropy] })}\n`,
+      );
+      return usesItsContext('', [], { corpus: join(folder.path, 'code') });
+    };
+    expect(judged(3.9, 0.5, 0.9)).toMatchObject({ ok: true, measured: { coverage: [0.8], entropy: [0.9] } });
+    for (const bad of [judged(4.1, 0.5, 0.9), judged(3.9, 0.49, 0.9), judged(3.9, 0.5, 0.4)])
+      expect(bad.ok).toBe(false);
   });
 
   it('compare two builds', () => {

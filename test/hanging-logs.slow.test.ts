@@ -12,7 +12,7 @@ import { runPaths } from '../src/run/paths.js';
 import { ended, startTrefoil } from '../src/testing/cli.js';
 import { temporaryFolder, tinyConfig } from '../src/testing/run.js';
 
-const SOURCE = fileURLToPath(new URL('../src/testing/hanging-writes.cpp', import.meta.url));
+const SOURCE = fileURLToPath(new URL('../src/testing/faulty-files.cpp', import.meta.url));
 
 let folder: { path: string; remove: () => void };
 beforeEach(() => {
@@ -23,13 +23,13 @@ afterEach(() => folder.remove());
 /** The environment in which writes to the heartbeats hang from the first few on, while the file `marker` exists, as it does. */
 function hangingWrites(context: TestContext) {
   if (process.platform !== 'linux') context.skip('LD_PRELOAD needs Linux');
-  const library = join(folder.path, 'hanging-writes.so');
+  const library = join(folder.path, 'faulty-files.so');
   const built = spawnSync('g++', ['-shared', '-fPIC', '-O1', SOURCE, '-o', library, '-ldl'], { encoding: 'utf8' });
   if (built.error) context.skip('no g++');
   expect(built.status, built.stderr).toBe(0);
   const marker = join(folder.path, 'hanging');
   writeFileSync(marker, '');
-  const files = { HANGING_FILES: 'run/heartbeat_rank0.jsonl', HANGING_FROM: '3000', HANGING_WHILE: marker };
+  const files = { FAULTY_FILES: 'run/heartbeat_rank0.jsonl', HANGING_FROM: '3000', FAULTY_WHILE: marker };
   return { marker, env: { LD_PRELOAD: library, ...files } };
 }
 

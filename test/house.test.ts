@@ -15,7 +15,7 @@ const read = (path: string) => readFileSync(join(root, path), 'utf8');
 /** Rooms from the bottom up. A room may import rooms of lower levels. */
 const LEVELS: readonly (readonly string[])[] = [
   ['root'], // modules beside the rooms: errors, folders and the like
-  ['device'],
+  ['device', 'hub'],
   ['tensor'],
   ['ops'],
   ['config'],
@@ -138,6 +138,52 @@ describe('src/ops', () => {
     const launchers = files.filter((path) => /^src\/ops\/.*\/cuda\.ts$/.test(path));
     expect(launchers.length).toBeGreaterThan(15);
     expect(launchers.filter((path) => !read(path).includes("new URL('./cuda.cu'"))).toEqual([]);
+  });
+});
+
+describe('CPU kernels', () => {
+  const kernels = files.filter(
+    (path) => /^src\/.*\.(cpp|h)$/.test(path) && !/(^|\/)(testing|mpi)\//.test(path) && !path.endsWith('/runtime.cpp'),
+  );
+  const lines = () =>
+    kernels.flatMap((path) =>
+      read(path)
+        .split('\n')
+        .map((line) => `${path}: ${line.replace(/\/\/.*/, '').trim()}`),
+    );
+
+  it('call no function of libm whose last bits depend on the system', () => {
+    expect(kernels.length).toBeGreaterThan(30);
+    // exp and exp2 without std:: are those of simd.h. sqrt, floor and the like are exact.
+    const names =
+      'log|log2|log10|log1p|expm1|pow|sin|cos|tan|asin|acos|atan|atan2|sinh|cosh|tanh|erf|erfc|cbrt|hypot|tgamma|lgamma';
+    const calls = new RegExp(
+      `std::(exp|exp2|fma|${names})f?\\s*\\(|(?<![\\w.>:])(expf|exp2f|fmaf?|(${names})f?)\\s*\\(`,
+    );
+    expect(lines().filter((line) => calls.test(line))).toEqual([]);
+  });
+
+  it('have no pointer in a struct that JavaScript fills: Address<T> has 8 bytes on every machine', () => {
+    const filled = /\bstruct (AttentionArguments|Record|Piece|Scalars) \{([^}]*)\}/g;
+    const found = kernels.flatMap((path) =>
+      [...read(path).matchAll(filled)].map(([, name, body]) => ({
+        path,
+        name,
+        pointers: /\*/.test(body.replace(/\/\/.*/g, '')),
+      })),
+    );
+    expect(found.length).toBeGreaterThanOrEqual(8);
+    expect(found.filter(({ pointers }) => pointers)).toEqual([]);
+    // No other struct comes in by address: a parameter that points to one is one of these.
+    const structs = kernels.flatMap((path) => {
+      const text = read(path);
+      const own = [...text.matchAll(/^struct (\w+)/gm)].map(([, name]) => name);
+      const exported = text.slice(text.indexOf('extern "C"'));
+      return own.filter((name) =>
+        new RegExp(`^(?:extern "C" )?void \\w+\\([^)]*const ${name}\\s*\\*`, 'm').test(exported),
+      );
+    });
+    expect(structs.filter((name) => !/^(AttentionArguments|Record|Piece|Scalars)$/.test(name))).toEqual([]);
   });
 });
 

@@ -247,6 +247,8 @@ describe('the code model', () => {
     expect(printed).toMatch(/^\s+513-1024: \d\.\d{4}$/m);
     for (const what of ['all branches', 'without cmp', 'without sel', 'without win'])
       expect(printed).toMatch(new RegExp(`^loss \\d\\.\\d{4}, \\d\\.\\d{3} bits per byte: ${what}$`, 'm'));
+    expect(printed).toMatch(/^nsa: far context is worth -?\d\.\d{4} nats \(error \d\.\d{4}\)$/m);
+    for (const layer of [0, 1, 2, 3]) expect(printed).toMatch(new RegExp(`^ {4}${layer}: +-?\\d+ % +\\d+ %$`, 'm'));
     const { train, validation } = JSON.parse(readFileSync(join(user, 'code', 'corpus', 'corpus.json'), 'utf8'));
     const projectsOf = (part: string) =>
       readFileSync(join(user, 'code', 'corpus', `${part}.jsonl`), 'utf8')
@@ -259,7 +261,7 @@ describe('the code model', () => {
     expect(new Set(projectsOf('val'))).toEqual(new Set(validation.names));
     expect(existsSync(join(user, 'code', 'nsa', 'report', 'report.html'))).toBe(true);
     const again = await run(process.execPath, [...words, ...short]);
-    expect(again.match(/: done before$/gm)).toHaveLength(7);
+    expect(again.match(/: done before$/gm)).toHaveLength(8);
   });
 });
 

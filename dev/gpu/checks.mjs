@@ -28,6 +28,18 @@ export const sparseIsNoWorse = (_out, _texts, { corpus }) => {
   };
 };
 
+/** The same with coverage.json, of the possible coverage at least four fifths in each layer, and the gates at the end. */
+export const usesItsContext = (out, texts, folders) => {
+  const { ok, measured } = sparseIsNoWorse(out, texts, folders);
+  const { layers } = JSON.parse(fileOf(folders.corpus, 'coverage.json')).coverage;
+  const coverage = layers.map(({ forced, chosen, best }) => round((chosen - forced) / (best - forced)));
+  const last = fileOf(folders.corpus, 'nsa/attention.jsonl').trim().split('\n').at(-1);
+  const { entropy } = JSON.parse(last);
+  const far = JSON.parse(fileOf(folders.corpus, 'positions.json')).models.map((model) => model.far);
+  const isOpen = Math.min(...entropy) > 0.5;
+  return { ok: ok && isOpen && Math.min(...coverage) >= 0.8, measured: { ...measured, coverage, entropy, far } };
+};
+
 /** bench/peers/cuda/compare.mjs --part nsa: faster than the public kernels at every length, forward and backward. */
 export const fasterThanPublic = (out) => {
   const { ours, peers } = JSON.parse(fileOf(out, 'nsa.json')).nsa;

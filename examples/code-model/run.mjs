@@ -1,9 +1,10 @@
 // A code model from the packages installed on this machine: collects, prepares, trains, evaluates, writes, reports.
 //
-//   node run.mjs [--form cpu|gpu] [--out artifacts/code-model] [--from DIR]… [--language LIST] [--max-mb N] [--steps N] [--seed N] [--dense] [--set KEY=VALUE]…
+//   node run.mjs [--form cpu|gpu|context] [--out artifacts/code-model] [--from DIR]… [--language LIST] [--max-mb N] [--steps N] [--seed N] [--dense] [--set KEY=VALUE]…
 //
 // Every stage is a command that it prints. What is finished is not done again: start it once more after an interruption.
 // --dense trains the same model with dense attention on the same batches beside it, and compares the two.
+// --form context is the recipe for models that use their context, on a GPU; README.md says what is expected of it.
 import { spawnSync } from 'node:child_process';
 import { existsSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
@@ -32,9 +33,10 @@ const form = values.form ?? (hasGpu() ? 'gpu' : 'cpu');
 const FORMS = {
   cpu: { tokenizer: 'byte', language: 'python,javascript', maxMb: '24', context: 2048, batches: 24, written: 500 },
   gpu: { tokenizer: 'gpt2', language: undefined, maxMb: '100000', context: 65536, batches: 16, written: 400 },
+  context: { tokenizer: 'gpt2', language: undefined, maxMb: '100000', context: 32768, batches: 48, written: 400 },
 };
 const settings = FORMS[form];
-if (settings === undefined) throw new Error(`--form: ${form} is neither cpu nor gpu`);
+if (settings === undefined) throw new Error(`--form: ${form} is not one of ${Object.keys(FORMS).join(', ')}`);
 const language = values.language ?? settings.language;
 const inside = (...names) => join(values.out, ...names);
 const started = performance.now();
@@ -63,6 +65,8 @@ for (const attention of runs)
     trefoil(
       ...['train', '--config', join(here, `${form}.yaml`), '--local-path', inside('tokens', 'train')],
       ...['--set', `data.val_path=${inside('tokens', 'val')}`, '--set', `model.attention=${attention}`],
+      // A choice that there is not has no loss.
+      ...(attention === 'dense' ? ['--set', 'train.scorer_loss=0'] : []),
       ...['--seed', values.seed, '--out-dir', inside(attention), '--resume', 'auto'],
       ...(values.steps === undefined ? [] : ['--steps', values.steps]),
       ...values.set.flatMap((setting) => ['--set', setting]),
@@ -78,6 +82,20 @@ stage('loss by position', existsSync(inside('positions.json')), () => {
 stage('what each branch contributes', existsSync(inside('branches.json')), () =>
   save('branches.json', trefoil(...evaluation, '--without', 'cmp', 'sel', 'win')),
 );
+stage('coverage', existsSync(inside('coverage.json')), () => {
+  const documents = readFileSync(inside('corpus', 'val.jsonl'), 'utf8').trim().split('\n');
+  const [longest] = documents.map((line) => JSON.parse(line).text).sort((a, b) => b.length - a.length);
+  writeFileSync(inside('longest.txt'), longest);
+  const words = [
+    '--text-file',
+    inside('longest.txt'),
+    '--max-tokens',
+    String(settings.context),
+    '--coverage',
+    '--json',
+  ];
+  save('coverage.json', trefoil('eval', 'selection', '--model', inside('nsa'), ...words));
+});
 const prompt = read('corpus/corpus.json').languages.python ? 'def __init__(self' : 'function ';
 stage('write', existsSync(inside('sample.txt')), () =>
   save(
@@ -103,6 +121,13 @@ for (const { without, loss, bits_per_byte: bits } of read('branches.json').model
   console.log(
     `loss ${loss.toFixed(4)}, ${bits.toFixed(3)} bits per byte: ${without ? `without ${without}` : 'all branches'}`,
   );
+console.log('\nlayer: of its attention that could be read, what was read, and a random choice would');
+for (const [layer, { forced, random, chosen, best }] of read('coverage.json').coverage.layers.entries()) {
+  const of = (share) => `${((100 * (share - forced)) / (best - forced)).toFixed(0).padStart(4)} %`;
+  console.log(`${String(layer).padStart(5)}: ${of(chosen)} ${of(random)}`);
+}
+for (const [at, { far }] of compared.entries())
+  if (far) console.log(`${runs[at]}: far context is worth ${far.gain.toFixed(4)} nats (error ${far.error.toFixed(4)})`);
 console.log(`\n${prompt}${readFileSync(inside('sample.txt'), 'utf8')}`);
 
 function hasGpu() {

@@ -2,8 +2,10 @@
  * Decode and prefill of a whole model on the CPU. Branch times are those of the branch's own kernels, all layers together;
  * `cmp` includes the selection, which uses its scores.
  */
+import { CpuDevice } from '../device/cpu/cpu.js';
 import type { Device } from '../device/device.js';
 import { prefill, readTokens } from '../infer/decode.js';
+import { RecordedSteps } from '../infer/recorded-steps.js';
 import { type CachedSequence, DecodeCache } from '../model/cache.js';
 import { LanguageModel } from '../model/language-model.js';
 import type { StoredParameters } from '../model/parameters.js';
@@ -50,13 +52,34 @@ export function measureSteps(device: Device, { shape, lengths, batch, runs }: Mo
         };
         const step = () =>
           withForks(sequences, (forks) => readTokens(model, forks, forks.map(nextToken), { observer }));
-        return { ...timeRuns(timed, step, runs, DECODE_KERNELS), reads };
+        const times = timeRuns(timed, step, runs, DECODE_KERNELS);
+        return {
+          ...times,
+          ms: device instanceof CpuDevice ? repeated(model, device, sequences, runs) : times.ms,
+          reads,
+        };
       } finally {
         for (const sequence of sequences) sequence.free();
         timed.pool.trim();
       }
     }),
   );
+}
+
+/** Milliseconds of a step as generation makes it: its launches are recorded and repeated, and no kernel is timed. */
+function repeated(model: LanguageModel, device: CpuDevice, sequences: readonly CachedSequence[], runs: number): number {
+  const steps = new RecordedSteps(model, device);
+  const tokens = sequences.flatMap(nextToken);
+  const times: number[] = [];
+  for (let i = 0; i < WARM_UPS + runs; i++) {
+    const started = performance.now();
+    withForks(sequences, (forks) => {
+      if (!steps.read(forks, tokens)) readTokens(model, forks, forks.map(nextToken));
+    });
+    times.push(performance.now() - started);
+  }
+  steps.free();
+  return median(times.slice(WARM_UPS));
 }
 
 export function measurePrefills(

@@ -191,6 +191,12 @@ export const COMMANDS: readonly CommandEntry[] = [
   },
   {
     heading: USE,
+    name: 'pull',
+    summary: 'download a model of the Hugging Face hub',
+    load: () => import('./pull.js'),
+  },
+  {
+    heading: USE,
     name: 'serve',
     summary: 'serve a model over HTTP with the OpenAI API',
     load: () => import('./serve.js'),

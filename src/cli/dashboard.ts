@@ -8,8 +8,8 @@ import { deviceOption } from './shared/device.js';
 import type { Io } from './shared/io.js';
 import {
   configured,
-  flag,
   MODEL_PATH,
+  modelFlag,
   type OptionValues,
   parsed,
   threadsOption,
@@ -22,7 +22,7 @@ const OPTIONS = {
   dir: parsed('--dir <folder>', 'run folder, or a folder that contains runs', String, 'artifacts'),
   port: parsed('--port <n>', 'port to listen on; 0 = any free port', wholeNumber(0), DEFAULT_PORT),
   host: parsed('--host <address>', 'address to listen on; any but loopback needs the token', String, '127.0.0.1'),
-  model: flag('--model <path>', `a model for the playground: ${MODEL_PATH}`),
+  model: modelFlag('--model <path>', `a model for the playground: ${MODEL_PATH}`),
   device: deviceOption('where the model computes'),
   threads: threadsOption(),
 };

@@ -10,6 +10,7 @@ import { formatTable, wrapped } from './shared/table.js';
 
 const OPTIONS = {
   config: flag('--config <name|file>', 'also check this config (env CONFIG): memory, checkpoints, data'),
+  from: flag('--from <model>', 'the model that the run starts from, as for train'),
   set: flag('--set <key=value...>', 'set keys of the config, as for train'),
   compile: flag('--compile', 'first compile all CPU kernels into the cache, for images without a compiler'),
   json: jsonOption('{ok, rows: [{check, level, found, remedy}]}'),
@@ -18,13 +19,16 @@ type Options = OptionValues<typeof OPTIONS>;
 
 export const configure = configured(OPTIONS, doctor, '\nExit code: 0 no check is red, 1 at least one is.\n');
 
-async function doctor({ config, set = [], compile, json }: Options, io: Io): Promise<void> {
+async function doctor({ config, from, set = [], compile, json }: Options, io: Io): Promise<void> {
   if (compile) {
     const options = { ...defaultCompilerOptions(io.env), progress: new CompileProgressLine(io.stderr) };
     io.err(`${await new KernelCompiler(options).compileAll()} kernels are compiled in ${options.cache}`);
   }
-  const { layer } = new FlagSettings().set(...set);
-  const isAsked = config !== undefined || set.length > 0 || Boolean(io.env['CONFIG']?.trim());
+  const flags = new FlagSettings();
+  if (from !== undefined) flags.add('from', from);
+  flags.set(...set);
+  const { layer } = flags;
+  const isAsked = config !== undefined || layer.size > 0 || Boolean(io.env['CONFIG']?.trim());
   const asked = isAsked ? { env: io.env, flags: layer, config: config ?? null } : null;
   const diagnosis = await diagnose(io.env, asked);
   if (json) printJson(io, diagnosis);

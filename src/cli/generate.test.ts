@@ -346,6 +346,8 @@ describe('trefoil generate', () => {
     ['a bad temperature', ['--model', 'x', '--temperature', 'hot'], /--temperature.*number >= 0/],
     ['a bad share', ['--model', 'x', '--top-p', '1.5'], /--top-p.*number > 0 and <= 1/],
     ['a bad min-p', ['--model', 'x', '--min-p', '2'], /--min-p.*number >= 0 and <= 1/],
+    ['a bias of no token', ['--model', 'x', '--logit-bias', 'a=1'], /--logit-bias a=1: use ID=X/],
+    ['a bad shift', ['--model', 'x', '--frequency-penalty', '3'], /--frequency-penalty.*-2 to 2/],
     ['a bad penalty', ['--model', 'x', '--repetition-penalty', '0'], /--repetition-penalty.*number > 0/],
     [
       'a missing schema',
@@ -383,7 +385,7 @@ describe('trefoil generate', () => {
     const { code, out } = await generate(['--help']);
     expect(code).toBe(0);
     const flags =
-      'model prompt prompt-file chat system max-new-tokens max-context temperature top-k top-p min-p repetition-penalty seed greedy stop json-schema prefix-cache-dir device';
+      'model prompt prompt-file chat tools tool-choice system max-new-tokens max-context temperature top-k top-p min-p repetition-penalty frequency-penalty presence-penalty logit-bias seed greedy stop json-schema prefix-cache-dir device';
     const rest = ['precision', 'weights', 'threads', 'json', 'help'];
     const shown = Array.from(out.matchAll(/^ {2}(?:-\w, )?--([\w-]+)/gm), ([, name]) => name);
     expect(shown.sort()).toEqual([...flags.split(' '), ...rest].sort());

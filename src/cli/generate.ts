@@ -5,9 +5,10 @@ import { type Command, InvalidArgumentError } from 'commander';
 import { requireChatTemplate } from '../data/chat.js';
 import { UsageError } from '../errors.js';
 import { fileError } from '../files.js';
-import { Chat, Conversation, encodeChatPrompt } from '../infer/chat.js';
+import { parseAnswer } from '../infer/answer-parser.js';
+import { Chat, Conversation, encodeChatPrompt, encodeToolPrompt } from '../infer/chat.js';
 import { DEFAULT_MAX_CONTEXT, DEFAULT_NEW_TOKENS, type FinishReason } from '../infer/engine/request.js';
-import type { SamplingOptions } from '../infer/engine/sampler.js';
+import { MAX_BIAS, MAX_SHIFT, type SamplingOptions } from '../infer/engine/sampler.js';
 import { modelEnvironmentWarnings, withEnvironment } from '../infer/environment.js';
 import { type Generation, generateAll, type TextPiece } from '../infer/generate.js';
 import { loadModel } from '../infer/load.js';
@@ -19,6 +20,7 @@ import { converse, INTERACTIVE_HELP } from './generate-interactive.js';
 import { deviceOption, openDevice } from './shared/device.js';
 import { type Io, printJson } from './shared/io.js';
 import {
+  adapterOption,
   addOptions,
   choice,
   flag,
@@ -40,11 +42,14 @@ const CHAT_NEW_TOKENS = 1024;
 
 const OPTIONS = {
   model: modelOption(),
+  adapter: adapterOption(),
   prompt: repeated('--prompt <text>', 'text to continue; repeatable: all prompts are decoded as one batch').conflicts(
     'promptFile',
   ),
   promptFile: flag('--prompt-file <file>', 'read the prompt from a file, without its last newline'),
   chat: flag('--chat', 'prompts are messages to a chat model, written through its chat template'),
+  tools: flag('--tools <file>', 'tools that a chat may call: a JSON list as of the OpenAI API'),
+  toolChoice: flag('--tool-choice <name>', 'auto, required or the name of a tool (default: auto)'),
   system: flag('--system <text>', 'first message of a chat: how the model should behave'),
   maxNewTokens: parsed(
     '--max-new-tokens <n>',
@@ -67,16 +72,24 @@ const OPTIONS = {
     positive,
     1,
   ),
+  frequencyPenalty: parsed(
+    '--frequency-penalty <x>',
+    'subtracted from a logit each time its token was written',
+    shift,
+    0,
+  ),
+  presencePenalty: parsed('--presence-penalty <x>', 'subtracted from the logits of tokens that were written', shift, 0),
+  logitBias: repeated('--logit-bias <id=x>', 'add x to the logit of a token, -100 to ban it; repeatable'),
   seed: parsed('--seed <n>', 'random seed (default: a random one, printed)', wholeNumber(0)),
   greedy: flag('--greedy', 'always choose the most probable token').conflicts('temperature'),
   stop: repeated('--stop <text>', 'end before this text; repeatable'),
-  jsonSchema: flag('--json-schema <file>', 'the text is a JSON document of this schema').conflicts('stop'),
+  jsonSchema: flag('--json-schema <file>', 'the text is a JSON document of this schema').conflicts(['stop', 'tools']),
   prefixCacheDir: flag('--prefix-cache-dir <folder>', 'folder for prefixes of prompts, as of serve (default: none)'),
   device: deviceOption('where to compute'),
   precision: choice('--precision <name>', 'type of activations (default: bf16 on CUDA, else fp32)', ['fp32', 'bf16']),
   weights: weightsOption(),
   threads: threadsOption(),
-  json: jsonOption('{prompt, text, tokens, tokens_per_s, finish_reason}, or a list for several prompts'),
+  json: jsonOption('{prompt, text, tokens, tokens_per_s, finish_reason}, with --tools also tool_calls; or a list'),
 };
 type Options = OptionValues<typeof OPTIONS>;
 
@@ -117,6 +130,10 @@ the text it would get alone, printed after a line with its number.
 With --json-schema the text is always a whole document of the schema, within
 --max-new-tokens. Keywords that are not supported are refused by name.
 
+With --chat --tools the answer may call tools, in the form of the model's own
+template; --json prints the calls. Arguments are always a whole document of
+the tool's schema.
+
 With --prefix-cache-dir what was read of a prompt is stored in files, at most
 16 GiB. A later prompt with the same beginning, of this command or of a server,
 continues from there. The text is the same.
@@ -137,12 +154,19 @@ async function run(options: Options, io: Io, stdin: Input): Promise<void> {
   for (const warning of modelEnvironmentWarnings(io.env, 'generate')) io.warn(warning);
   if (options.system !== undefined && !options.chat)
     throw new UsageError('--system: is the first message of a chat; add --chat');
+  if (options.tools !== undefined && !options.chat) throw new UsageError('--tools: are called in chats; add --chat');
+  if (options.toolChoice !== undefined && options.tools === undefined)
+    throw new UsageError('--tool-choice: names one of the tools; add --tools FILE');
   const { json = false, chat = false, system, maxContext, topK, topP, minP, repetitionPenalty, stop = [] } = options;
   const maxNewTokens = options.maxNewTokens ?? (chat ? CHAT_NEW_TOKENS : DEFAULT_NEW_TOKENS);
   const isInteractive = stdin.isTTY && io.stdout.isTTY && !json && !options.prompt && options.promptFile === undefined;
   if (isInteractive && options.jsonSchema !== undefined)
     throw new UsageError('--json-schema: the text is one document; add --prompt or --prompt-file');
-  const responseFormat = options.jsonSchema === undefined ? undefined : readSchema(options.jsonSchema);
+  if (isInteractive && options.tools !== undefined)
+    throw new UsageError('--tools: calls are printed, not run, so there is no conversation; add --prompt');
+  const tools = options.tools === undefined ? [] : readTools(options.tools);
+  const schemaFormat = options.jsonSchema === undefined ? undefined : readSchema(options.jsonSchema);
+  const logitBias = biasesOf(options.logitBias);
   const prompts = isInteractive ? [] : await readPrompts(options, stdin);
   const greedy = options.greedy || options.temperature === 0;
   const seed = options.seed ?? randomInt(2 ** 32);
@@ -157,10 +181,13 @@ async function run(options: Options, io: Io, stdin: Input): Promise<void> {
   );
   try {
     for (const warning of warnings) io.warn(warning);
-    io.err(`model: ${path} (step ${step}, ${model.parameterCount.toLocaleString('en')} parameters)`);
+    const adapted = options.adapter === undefined ? '' : ` with ${options.adapter}`;
+    io.err(`model: ${path}${adapted} (step ${step}, ${model.parameterCount.toLocaleString('en')} parameters)`);
     const source = { model, tokenizer, endTokens, config: withEnvironment(config, io.env) };
     const temperature = greedy ? 0 : options.temperature;
-    const sampling: Required<SamplingOptions> = { temperature, topK, topP, minP, repetitionPenalty, seed };
+    const { frequencyPenalty, presencePenalty } = options;
+    const penalties = { repetitionPenalty, frequencyPenalty, presencePenalty, logitBias };
+    const sampling: Required<SamplingOptions> = { temperature, topK, topP, minP, ...penalties, seed };
     const { prefixCacheDir } = options;
     const cached = prefixCacheDir === undefined ? {} : { prefixCacheDir };
     const generation = { maxNewTokens, maxContext, stop, sampling, ...cached };
@@ -175,7 +202,15 @@ async function run(options: Options, io: Io, stdin: Input): Promise<void> {
       await interact(talk, io, stdin);
       return;
     }
-    const inputs = chat ? prompts.map((prompt) => encodeChatPrompt(source, prompt, system)) : prompts;
+    const choice = options.toolChoice === undefined ? {} : { toolChoice: options.toolChoice };
+    const withTools = prompts.map((prompt) =>
+      tools.length === 0 ? null : encodeToolPrompt(source, prompt, { system, tools, ...choice }),
+    );
+    const inputs = prompts.map(
+      (prompt, i) => withTools[i]?.context ?? (chat ? encodeChatPrompt(source, prompt, system) : prompt),
+    );
+    // The form depends on the template, not on the prompt.
+    const responseFormat = withTools[0]?.responseFormat ?? schemaFormat;
     const started = performance.now();
     const elapsed = () => (performance.now() - started) / 1000;
     // Time to the first text: reads the prompt and, the first time on a machine, compiles kernels.
@@ -192,7 +227,7 @@ async function run(options: Options, io: Io, stdin: Input): Promise<void> {
     if (json) {
       const rows = results.map(({ text, tokens, finishReason }, i) => ({
         prompt: prompts[i],
-        text,
+        ...(withTools[i] ? answerOf(withTools[i].answer, text) : { text }),
         tokens: tokens.length,
         tokens_per_s: perSecond(tokens.length),
         finish_reason: finishReason,
@@ -200,7 +235,11 @@ async function run(options: Options, io: Io, stdin: Input): Promise<void> {
       printJson(io, rows.length === 1 ? rows[0] : rows);
     }
     const total = results.reduce((sum, { tokens }) => sum + tokens.length, 0);
-    const reasonTexts = responseFormat ? { ...REASONS, stop: 'the document is complete' } : REASONS;
+    const reasonTexts = withTools[0]
+      ? { ...REASONS, stop: 'the calls are complete' }
+      : responseFormat
+        ? { ...REASONS, stop: 'the document is complete' }
+        : REASONS;
     const reasons = [...new Set(results.map(({ finishReason }) => reasonTexts[finishReason]))].join('; ');
     io.err(
       `${total} tokens in ${seconds.toFixed(1)} s, ${perSecond(total).toFixed(1)} tok/s; ` +
@@ -280,17 +319,45 @@ async function readPrompts({ prompt, promptFile }: Options, stdin: Input): Promi
 
 /** A schema that compiles: one that does not is refused before the model is loaded. */
 function readSchema(path: string): ResponseFormat {
-  let schema: JsonSchema;
-  try {
-    schema = JSON.parse(promptText(path, readFile(path))) as JsonSchema;
-  } catch (error) {
-    if (!(error instanceof SyntaxError)) throw error;
-    throw new UsageError(`${path}: is not JSON (${error.message}); --json-schema needs a JSON schema`, {
-      cause: error,
-    });
-  }
+  const schema = readJson(path, '--json-schema needs a JSON schema') as JsonSchema;
   inFile(path, () => compileSchema(schema));
   return { type: 'json_schema', schema };
+}
+
+function readJson(path: string, need: string): unknown {
+  try {
+    return JSON.parse(promptText(path, readFile(path)));
+  } catch (error) {
+    if (!(error instanceof SyntaxError)) throw error;
+    throw new UsageError(`${path}: is not JSON (${error.message}); ${need}`, { cause: error });
+  }
+}
+
+/** Tools in the form of the OpenAI API. */
+function readTools(path: string): ReturnType<typeof toolOf>[] {
+  const tools = readJson(path, '--tools needs a JSON list of tools');
+  if (!Array.isArray(tools) || tools.length === 0) throw new UsageError(`${path}: expected a list of tools, not empty`);
+  const all = tools.map((tool, i) => toolOf(tool, `${path}: tool ${i}`));
+  for (const { name, schema } of all) inFile(`${path}: ${name}`, () => compileSchema(schema));
+  return all;
+}
+
+function toolOf(tool: unknown, place: string): { name: string; description?: string; schema: JsonSchema } {
+  const { name, description, parameters } = (tool as { function?: Record<string, unknown> } | null)?.function ?? {};
+  if (typeof name !== 'string' || !/^[\w.:/-]{1,128}$/.test(name))
+    throw new UsageError(`${place}: expected {"type": "function", "function": {"name", "description", "parameters"}}`);
+  const schema = (parameters ?? { type: 'object', additionalProperties: false }) as JsonSchema;
+  return { name, ...(typeof description === 'string' ? { description } : {}), schema };
+}
+
+/** The parts of an answer with tools. */
+function answerOf(form: Parameters<typeof parseAnswer>[0], text: string): object {
+  const { content, reasoning, calls } = parseAnswer(form, text);
+  const tool_calls = calls.map((call) => ({
+    name: call.name,
+    arguments: JSON.parse(call.arguments || '{}') as unknown,
+  }));
+  return { text: content, ...(reasoning === '' ? {} : { reasoning }), tool_calls };
 }
 
 /** Runs `body`; its messages name the flag instead of the field of the API. */
@@ -338,6 +405,27 @@ function fraction(text: string): number {
   if (text.trim() === '' || !(value >= 0 && value <= 1))
     throw new InvalidArgumentError('It must be a number >= 0 and <= 1.');
   return value;
+}
+
+function shift(text: string): number {
+  const value = Number(text);
+  if (text.trim() === '' || !(Math.abs(value) <= MAX_SHIFT))
+    throw new InvalidArgumentError(`It must be a number from -${MAX_SHIFT} to ${MAX_SHIFT}.`);
+  return value;
+}
+
+/** `50256=-100` as a token and its bias. */
+function biasesOf(texts: readonly string[] = []): Record<string, number> {
+  return Object.fromEntries(
+    texts.map((text) => {
+      const [, token, bias] = /^(\d{1,9})=(-?[\d.]+)$/.exec(text) ?? [];
+      if (token === undefined || !(Math.abs(Number(bias)) <= MAX_BIAS))
+        throw new UsageError(
+          `--logit-bias ${text}: use ID=X with X from -${MAX_BIAS} to ${MAX_BIAS}, such as 256=-100`,
+        );
+      return [token, Number(bias)];
+    }),
+  );
 }
 
 function positive(text: string): number {

@@ -6,6 +6,7 @@ import { loadConfig, pickConfigByGpuMemory } from '../config/load.js';
 import { cpuSockets } from '../device/cpu/sockets.js';
 import { cudaAbsence, gpuCount } from '../device/cuda/cuda.js';
 import { ExitCode, UsageError } from '../errors.js';
+import { modelLayer, resumedLayer } from '../infer/model-layer.js';
 import { pidExists } from '../process-identity.js';
 import { readRun } from '../run/reader.js';
 import { plural } from '../text.js';
@@ -91,6 +92,7 @@ async function run([name, ...words]: readonly string[], options: Options, io: Io
     flags: line.layer,
     config: line.config,
     otherwise: pickConfigByGpuMemory(gpuMemoryGib(line.layer.get('runtime.device')?.value)),
+    modelLayer: line.resume === null ? modelLayer : resumedLayer,
   });
   const { device } = config.runtime;
   const isCuda = device !== 'cpu' && cudaAbsence() === null;

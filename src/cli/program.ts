@@ -5,6 +5,7 @@ import { ExitCode, TrefoilError } from '../errors.js';
 import { trefoilVersion } from '../run/version.js';
 import { visible } from '../text.js';
 import { COMMANDS, type CommandEntry } from './commands.js';
+import { pullNamedModels } from './shared/hub-models.js';
 import { type Io, stylesFor } from './shared/io.js';
 import { DEFAULT_WIDTH } from './shared/table.js';
 
@@ -33,7 +34,8 @@ export async function main(
         getErrHasColors: () => true,
       })
       .configureHelp({ styleTitle: io.style.bold })
-      .addHelpText('after', HELP);
+      .addHelpText('after', HELP)
+      .hook('preAction', (_, command) => pullNamedModels(command, io));
     const args = argv[0] === 'help' ? [...argv.slice(1), '--help'] : [...argv];
     await addCommands(program, commands, args, io);
     await program.parseAsync(args, { from: 'user' });

@@ -3,6 +3,7 @@ import type { Command } from 'commander';
 import { loadAssets } from '../dashboard/assets.js';
 import { UsageError } from '../errors.js';
 import { readGivenText } from '../files.js';
+import { isHubName, parseHubName } from '../hub/name.js';
 import { DEFAULT_MAX_CONTEXT } from '../infer/engine/request.js';
 import { modelEnvironmentWarnings } from '../infer/environment.js';
 import { serveModel } from '../serve/serve-model.js';
@@ -10,21 +11,22 @@ import { endLine, endWithin } from './shared/blocking.js';
 import { deviceOption } from './shared/device.js';
 import type { Io } from './shared/io.js';
 import {
+  adapterOption,
   addOptions,
   choice,
   flag,
-  MODEL_PATH,
+  modelOption,
   numberFrom,
   type OptionValues,
   parsed,
-  required,
   threadsOption,
   weightsOption,
   wholeNumber,
 } from './shared/options.js';
 
 const OPTIONS = {
-  model: required('--model <path>', MODEL_PATH),
+  model: modelOption(),
+  adapter: adapterOption(),
   name: flag('--name <id>', "the model's name in the API (default: name of the folder)"),
   host: parsed('--host <address>', 'address to listen on; other than loopback needs a key', String, '127.0.0.1'),
   port: parsed('--port <n>', 'port to listen on; 0 takes a free one', wholeNumber(0), 8080),
@@ -99,12 +101,14 @@ async function run(options: Options, io: Io): Promise<void> {
   for (const warning of modelEnvironmentWarnings(io.env, 'serve')) io.warn(warning);
   const { model, maxContext, maxBatch, maxQueued, tile, cacheGb, prefixCacheGb, prefixCacheDir } = options;
   const keys = readKeys(options);
+  // The folder of a snapshot is called after its commit.
+  const name = options.name ?? (isHubName(model) ? parseHubName(model).repository : undefined);
   const chatTemplate = options.chatTemplate === undefined ? {} : { chatTemplate: readGivenText(options.chatTemplate) };
   if (options.host !== '127.0.0.1' && options.apiKey !== undefined)
     io.warn('--api-key is visible to other users of this machine in the list of processes: use --api-key-file');
   let isReady = false;
   const server = await serveModel(model, {
-    ...(options.name === undefined ? {} : { id: options.name }),
+    ...(name === undefined ? {} : { id: name }),
     host: options.host,
     port: options.port,
     keys,
@@ -117,6 +121,7 @@ async function run(options: Options, io: Io): Promise<void> {
     device: options.device,
     ...(options.threads === undefined ? {} : { threads: options.threads }),
     weights: options.weights,
+    ...(options.adapter === undefined ? {} : { adapter: options.adapter }),
     ...(options.precision === undefined ? {} : { precision: options.precision }),
     engine: {
       maxContext,

@@ -12,6 +12,7 @@ import { chooseGpu } from '../device/cuda/gpu-choice.js';
 import { NcclError } from '../device/cuda/nccl-library.js';
 import type { Environment } from '../environment.js';
 import { ExitCode, TrefoilError, UsageError } from '../errors.js';
+import { modelLayer, resumedLayer } from '../infer/model-layer.js';
 import { readRun } from '../run/reader.js';
 import { shellQuote, wrapText } from '../text.js';
 import { EXIT_CODES, type TrainResult } from '../train/options.js';
@@ -45,6 +46,7 @@ Examples:
   trefoil train --config 125m_80g --tokenizer gpt2 --lr 3e-4 --steps 2000
   trefoil train --config artifacts/mine/config.yaml --resume auto --steps 5000
   trefoil train --config base --set model.n_layers=6 --print-config
+  trefoil train --config lora --from model/ --local-path chats.jsonl
 
 Exit codes: 0 done, 1 failed, 2 bad usage or config, 3 halted by .HALT,
 4 stopped by a signal after a checkpoint, 5 non-finite loss, 6 no data.
@@ -63,6 +65,7 @@ async function run(line: TrainCommandLine, io: Io): Promise<number> {
     flags: line.layer,
     config: line.config,
     otherwise: pickConfigByGpuMemory(gpuMemoryGib(line.layer.get('runtime.device')?.value)),
+    modelLayer: line.resume === null ? modelLayer : resumedLayer,
   });
   const isAlone = resolved.config.train.ddp === 0;
   if (isAlone && !line.printConfig) expectOneProcess(io);
@@ -87,7 +90,9 @@ async function run(line: TrainCommandLine, io: Io): Promise<number> {
   );
   if (result.status === 'done' && writesText(resolved.config)) {
     const command = resolved.config.data.source === 'chat' ? 'chat' : 'generate';
-    say(`use it: npx trefoil ${command} --model ${shellQuote(result.outDir)}`);
+    const { lora, init_from: base } = resolved.config.train;
+    const model = lora !== null && base !== null ? `${shellQuote(base)} --adapter ` : '';
+    say(`use it: npx trefoil ${command} --model ${model}${shellQuote(result.outDir)}`);
   }
   return EXIT_CODES[result.status];
 }

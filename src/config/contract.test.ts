@@ -62,6 +62,8 @@ const KEYS: [key: string, text: string, value: unknown, needed?: string][] = [
   ['nsa.cmp_rope', 'before', 'before'],
   ['nsa.gate', 'sigmoid', 'sigmoid'],
   ['nsa.gate_temp', '0.5', 0.5],
+  ['nsa.gate_inputs', '12', 12],
+  ['nsa.rope', 'window', 'window', 'nsa.cmp_rope=none'],
   ['nsa.force_branch', 'sel', 'sel'],
   ['nsa.force_uniform_gate', 'true', true],
   ['nsa.stopgrad_gates', 'true', true],
@@ -145,6 +147,9 @@ const KEYS: [key: string, text: string, value: unknown, needed?: string][] = [
   ['train.keep_last', '1', 1],
   ['train.seed', '7', 7],
   ['train.init_from', 'runs/base', 'runs/base'],
+  ['train.trainable', '[norm]', ['norm']],
+  ['train.lora', '{rank: 4}', { rank: 4, alpha: 16, targets: ['all-linear'], dropout: 0 }, 'train.init_from=runs/base'],
+  ['train.async_save', 'false', false],
   ['train.gate_release_steps', '500', 500],
   ['train.gate_release_share', '0.4', 0.4],
   ['train.n_sel_from', '64', 64],
@@ -219,6 +224,7 @@ const FLAGS: [string[], string, unknown][] = [
   [['--lr', '3e-4'], 'train.lr', 3e-4],
   [['--threads', '3'], 'runtime.threads', 3],
   [['--seed', '7'], 'train.seed', 7],
+  [['--from', 'runs/base'], 'train.init_from', 'runs/base'],
 ];
 
 /** Flags that steer the command and set no key of their own; `--no-gc` sets one to what its default is. */

@@ -1,5 +1,6 @@
 /** Differences between the config of a checkpoint and that of the run which resumes it. */
 import { UsageError } from '../errors.js';
+import { isPinOf } from '../hub/name.js';
 import { mixtureChanges } from './mixture.js';
 import { show } from './parse.js';
 import type { Config } from './schema.js';
@@ -44,6 +45,9 @@ const SHAPE_KEYS: ReadonlySet<string> = new Set([
   'nsa.phi_hidden',
   // The moments of one optimizer mean nothing to another.
   'train.optimizer',
+  // The moments are those of what is trained.
+  'train.trainable',
+  'train.lora',
   // The gates hold what the schedule has released so far.
   'train.gate_release_steps',
   'train.gate_release_share',
@@ -51,6 +55,7 @@ const SHAPE_KEYS: ReadonlySet<string> = new Set([
   'data.vocab_size',
 ]);
 
+/** A model of the hub by its name and the same with the commit that was found then are no change. */
 export function diffConfigs(before: Config, after: Config): ConfigChange[] {
   const changes: ConfigChange[] = [];
   for (const [section, keys] of Object.entries(after)) {
@@ -59,7 +64,7 @@ export function diffConfigs(before: Config, after: Config): ConfigChange[] {
       const key = `${section}.${name}`;
       const mixed = key === 'data.sources' ? mixtureChanges(before.data.sources, after.data.sources) : null;
       if (mixed !== null) changes.push(...mixed.map(({ isRefused, ...change }) => ({ ...change, shape: isRefused })));
-      else if (JSON.stringify(saved[name]) !== JSON.stringify(now))
+      else if (JSON.stringify(saved[name]) !== JSON.stringify(now) && !isPinOf(String(saved[name]), String(now)))
         changes.push({ key, before: saved[name], after: now, shape: SHAPE_KEYS.has(key) });
     }
   }

@@ -30,6 +30,7 @@ const flag = (name: string, value: string | null, key: string | null, meaning: s
 export const trainFlagGroups: Readonly<Record<string, readonly TrainFlag[]>> = {
   Config: [
     flag('config', 'name|file', null, 'shipped config (see trefoil configs) or YAML file'),
+    flag('from', 'model', 'train.init_from', 'start from the weights, shape and tokenizer of this model'),
     flag('set', 'key=value', null, 'set any config key, such as model.dim=256; repeatable'),
     flag('print-config', null, null, 'print every config value and where it came from, then exit'),
   ],

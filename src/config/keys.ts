@@ -3,7 +3,7 @@ import { z } from 'zod';
 import { MIXTURE_ALLOWED } from './mixture.js';
 import { configShape } from './schema.js';
 
-export type KeyKind = 'integer' | 'number' | 'boolean' | 'text' | 'choice' | 'list';
+export type KeyKind = 'integer' | 'number' | 'boolean' | 'text' | 'choice' | 'list' | 'mapping';
 
 export interface ConfigKey {
   path: string;
@@ -49,6 +49,7 @@ function limits(schema: JsonSchema): string {
 function kindOf(schema: JsonSchema): KeyKind {
   if (schema.enum !== undefined) return 'choice';
   if (schema.type === 'array') return 'list';
+  if (schema.type === 'object') return 'mapping';
   if (schema.type === 'string') return 'text';
   if (schema.type === 'integer' || schema.type === 'number' || schema.type === 'boolean') return schema.type;
   throw new Error(`unsupported schema: ${JSON.stringify(schema)}`);
@@ -62,6 +63,10 @@ function allowedBy(schema: JsonSchema): string {
       if (schema.items?.type === 'object') return MIXTURE_ALLOWED;
       if (schema.items) return `a list of ${schema.minItems} or more, each ${allowedBy(schema.items)}`;
       return `a list of ${schema.prefixItems!.length}, each ${allowedBy(schema.prefixItems![0])}`;
+    case 'mapping':
+      return `a mapping of ${Object.entries(schema.properties!)
+        .map(([name, key]) => `${name} (${allowedBy(key)})`)
+        .join(', ')}`;
     case 'boolean':
       return 'true or false';
     case 'text':

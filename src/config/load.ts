@@ -8,7 +8,7 @@ import { configKeys, findKey } from './keys.js';
 import { type Layer, layerOfTree, type Setting } from './layer.js';
 import { environmentLayer, environmentWarnings } from './legacy/environment.js';
 import { completeMixture } from './mixture.js';
-import { checkConfig, problemLine } from './parse.js';
+import { checkConfig, problemLine, show } from './parse.js';
 import type { Config, ConfigInput } from './schema.js';
 import { packageRoot } from './shipped.js';
 
@@ -20,6 +20,8 @@ export interface LoadOptions {
   config?: string | null;
   /** The config if neither is given, such as `pickConfigByGpuMemory(…)`. */
   otherwise?: string | null;
+  /** The keys that the model of `train.init_from` sets, given its path and `train.out_dir`. Default: none are read from it. */
+  modelLayer?: (path: string, outDir: string) => Layer;
   /** Folder that contains configs/; a parameter for tests. */
   root?: string;
 }
@@ -138,6 +140,34 @@ function guessLines(settings: ReadonlyMap<string, Setting>, root: string): strin
   return path === null || settings.has('data.source') ? [] : [line('data.source', path)];
 }
 
+/** Keys of a model that a config may change: no weight depends on them. */
+const CHANGEABLE =
+  /^model\.(rope_.*|norm_eps)$|^nsa\.(n_sel|w|init_blocks|local_blocks|selection|score_pool|gate_temp|cmp_rope|gate|force_.*|stopgrad_gates)$|^data\.tokenizer$/;
+
+/**
+ * Adds what the model of `train.init_from` decides. Shipped configs give way to it, and other sources may change what no
+ * weight depends on; anything else that differs is an error.
+ */
+function addModel(
+  settings: Map<string, Setting>,
+  { modelLayer }: LoadOptions,
+  isShipped: (setting: Setting) => boolean,
+): void {
+  const from = settings.get('train.init_from')?.value;
+  if (typeof from !== 'string' || from === '' || !modelLayer) return;
+  const model = modelLayer(from, String(settings.get('train.out_dir')?.value ?? ''));
+  const lines: string[] = [];
+  // A dense model does not use section nsa: a shipped one would only hide what the model is.
+  for (const [key, setting] of settings) if (/^(model|nsa)\./.test(key) && isShipped(setting)) settings.delete(key);
+  for (const [key, own] of model) {
+    const given = settings.get(key);
+    if (given === undefined || isShipped(given)) settings.set(key, own);
+    else if (JSON.stringify(given.value) !== JSON.stringify(own.value) && !CHANGEABLE.test(key))
+      lines.push(`${key}: ${show(given.value)}, but ${show(own.value)} in ${from}; leave it out [${given.where}]`);
+  }
+  if (lines.length > 0) throw new UsageError(lines.join('\n'));
+}
+
 function givenPath(settings: ReadonlyMap<string, Setting>, root: string): string | null {
   const value = settings.get('data.path')?.value;
   return typeof value === 'string' && value !== '' ? insidePackage(value, root) : null;
@@ -177,6 +207,7 @@ export function loadConfig(options: LoadOptions): ResolvedConfig {
   const profile = profileLayer([flags, environment, layer], root);
   const settings = merge([profile, layer, environment, flags], root);
   const guesses = guessLines(settings, root);
+  addModel(settings, options, ({ origin }) => file !== null && origin === file.label && isShippedFile(file, root));
   settleSource(settings, root);
   const config = check(settings, root);
   const origins = new Map(configKeys.map((key) => [key.path, settings.get(key.path)?.origin ?? 'default']));
@@ -186,6 +217,10 @@ export function loadConfig(options: LoadOptions): ResolvedConfig {
     ...[layer, profile, flags].flatMap(oldNameLines),
   ];
   return { config, origins, file: file?.label ?? null, warnings, guesses };
+}
+
+function isShippedFile({ path }: ConfigFile, root: string): boolean {
+  return path.startsWith(join(root, 'configs'));
 }
 
 const NAMED_KEYS = 3;

@@ -137,7 +137,7 @@ describe('guessSource', () => {
     expect(kind('g.json', '{"a": 1}\n')).toBe('text');
     expect(kind('h.txt', 'prose\n')).toBe('text');
     expect(kind('i.jsonl', `{"messages": [{"role": "user", "content": "${'long '.repeat(20_000)}"}]}\n`)).toBe('chat');
-    expect(kind('j.jsonl', chat + '{"text": "x"}\n')).toBe('jsonl');
+    expect(kind('j.jsonl', `${chat}{"text": "x"}\n`)).toBe('jsonl');
     expect(kind('k.bin', Uint8Array.of(0, 255, 1))).toBe('text');
     expect(kind('empty.jsonl', '')).toBe('jsonl');
   });

@@ -14,7 +14,9 @@ import { hint } from './suggest.js';
 export function show(value: unknown): string {
   if (value === undefined) return 'nothing';
   // JSON.stringify would turn NaN and Infinity into null.
-  const text = typeof value === 'number' ? String(value) : (JSON.stringify(value) ?? String(value));
+  const finite = (_: string, item: unknown) =>
+    typeof item === 'number' && !Number.isFinite(item) ? String(item) : item;
+  const text = typeof value === 'number' ? String(value) : (JSON.stringify(value, finite) ?? String(value));
   return text.length > 60 ? `${text.slice(0, 57)}…` : text;
 }
 
@@ -67,7 +69,7 @@ function issueProblems(issue: z.core.$ZodIssue, input: unknown): ConfigProblem[]
     return [itemProblem(valueAt(input, parts), issue.path.slice(2), unknown)];
   }
   if (issue.code === 'custom') return [{ path, message: issue.message }];
-  if (issue.code === 'unrecognized_keys') {
+  if (issue.code === 'unrecognized_keys' && parts.length < 2) {
     return issue.keys.map((name) => unknownKeyProblem(path === '' ? name : `${path}.${name}`));
   }
   const value = valueAt(input, parts);

@@ -67,6 +67,15 @@ describe('relations between keys', () => {
     ],
     ['l is at most l_sel', { nsa: { l: 128 } }, ['nsa.l: 128 is greater than nsa.l_sel 64; at most nsa.l_sel']],
     [
+      'positions in the window alone',
+      { nsa: { rope: 'window', shared_kv: true } },
+      [
+        'nsa.rope: window needs nsa.cmp_rope none, not after; set it, or all',
+        'nsa.rope: window needs keys of its own: nsa.shared_kv false; set it, or all',
+      ],
+    ],
+    ['inputs of the gate', { nsa: { gate_inputs: 769 } }, ['nsa.gate_inputs: 769 is more than model.dim 768']],
+    [
       'one override of the gate',
       { nsa: { force_branch: 'sel', force_uniform_gate: true } },
       ['nsa.force_uniform_gate: true contradicts nsa.force_branch sel; set one of the two'],

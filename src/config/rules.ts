@@ -87,6 +87,19 @@ function patternProblems({ attention, layer_pattern: pattern, n_layers: layers }
   return [{ path, message: `${written} gives none of the ${layers} layers sparse attention; at least one nsa` }];
 }
 
+/** Positions in the window alone, and the inputs of the gate. */
+function branchProblems({ model, nsa }: Config): ConfigProblem[] {
+  const problems: ConfigProblem[] = [];
+  const path = 'nsa.rope';
+  if (nsa.rope === 'window' && nsa.cmp_rope !== 'none')
+    problems.push({ path, message: `window needs nsa.cmp_rope none, not ${nsa.cmp_rope}; set it, or all` });
+  if (nsa.rope === 'window' && nsa.shared_kv)
+    problems.push({ path, message: 'window needs keys of its own: nsa.shared_kv false; set it, or all' });
+  if (nsa.gate_inputs > model.dim)
+    problems.push({ path: 'nsa.gate_inputs', message: `${nsa.gate_inputs} is more than model.dim ${model.dim}` });
+  return problems;
+}
+
 /** Settings that the loss of the scorer requires. */
 function scorerLossProblems({ model, nsa, train, runtime }: Config): ConfigProblem[] {
   const { scorer_loss: weight } = train;
@@ -118,14 +131,28 @@ function sparseStartProblems({ model, nsa, train }: Config): ConfigProblem[] {
   return problems;
 }
 
+/** What is trained. */
+function trainedProblems({ train, runtime }: Config): ConfigProblem[] {
+  const path = 'train.lora';
+  if (train.lora === null) return [];
+  if (train.init_from === null)
+    return [{ path, message: 'adapters need a model that they adapt; give it with --from (train.init_from)' }];
+  if (train.trainable !== null)
+    return [{ path, message: 'only adapters are trained, which contradicts train.trainable; set one of the two' }];
+  if (runtime.fp8) return [{ path, message: 'adapters are not computed with runtime.fp8; set it to false' }];
+  return [];
+}
+
 export function relationProblems(config: Config): ConfigProblem[] {
   const problems = [
     ...headProblems(config.model),
     ...patternProblems(config.model),
     ...blockProblems(config.nsa),
+    ...branchProblems(config),
     ...sparseStartProblems(config),
     ...scorerLossProblems(config),
     ...mixtureProblems(config.data),
+    ...trainedProblems(config),
   ];
   if (config.nsa.force_branch !== 'none' && config.nsa.force_uniform_gate) {
     const message = `true contradicts nsa.force_branch ${config.nsa.force_branch}; set one of the two`;

@@ -109,10 +109,14 @@ const nsa = {
   phi_hidden: count().nullable().default(null),
   /** Rotary embedding of compressed keys: after compression, before it, or none. */
   cmp_rope: z.enum(['after', 'before', 'none']).default('after'),
+  /** Which branches see positions: all, or the window alone. */
+  rope: z.enum(['all', 'window']).default('all'),
   /** Normalization of the three branch gates. */
   gate: z.enum(['softmax', 'sigmoid']).default('softmax'),
   /** Temperature of the gate. */
   gate_temp: positive().default(1),
+  /** Inputs of the gate: the first of the width; 0 = all. */
+  gate_inputs: countOrZero().default(0),
   /** Debug: use only this branch. */
   force_branch: z.enum(['none', 'cmp', 'sel', 'win']).default('none'),
   /** Debug: weight every branch with 1/3. */
@@ -128,7 +132,7 @@ const data = {
   sources: mixtureSchema.nullable().default(null),
   /** File, folder or glob of a local source; package:PATH is relative to the installed package. */
   path: text().nullable().default(null),
-  /** Tokenizer: byte, gpt2, stories or the path of a tokenizer.json. */
+  /** Tokenizer: byte, gpt2, stories, the path of a tokenizer.json, or hf:owner/name. */
   tokenizer: text().default('byte'),
   /** Share of documents reserved for validation. */
   val_fraction: z.number().min(0).lt(1).default(0.01),
@@ -233,6 +237,18 @@ const runtime = {
   aux_stats: on(),
 };
 
+/** Low-rank adapters of linear layers (`train.lora`). */
+const lora = {
+  /** Rank of the adapters. */
+  rank: count().default(8),
+  /** The product of the two matrices is multiplied by alpha / rank. */
+  alpha: positive().default(16),
+  /** Names of layers, such as q_proj; all-linear = every linear layer but the head. */
+  targets: z.array(text()).min(1).default(['all-linear']),
+  /** Always 0. */
+  dropout: z.literal(0).default(0),
+};
+
 const beta = () => z.number().min(0).lt(1);
 
 const train = {
@@ -276,12 +292,18 @@ const train = {
   eval_batches: count().default(8),
   /** Steps between checkpoints; 0 = only the final model. */
   save_every: countOrZero().default(500),
+  /** Write checkpoints in a thread of their own, from a copy in memory, while training goes on. */
+  async_save: on(),
   /** Number of checkpoints to keep. */
   keep_last: count().default(3),
   /** Seed of the weights and the data order. */
   seed: countOrZero().default(1337),
-  /** Model of the same shape whose weights a new run starts from: anything `--model` takes; null = random weights. */
+  /** Model whose weights, shape and tokenizer a new run starts from: anything `--model` takes; null = random weights. */
   init_from: text().nullable().default(null),
+  /** Parameters that are trained, by name, with * for any characters; the others are frozen. null = all. */
+  trainable: z.array(text()).min(1).nullable().default(null),
+  /** Train low-rank adapters alone: rank, alpha and targets; null = the weights themselves. */
+  lora: z.strictObject(lora).nullable().default(null),
   /** Steps in which the gate of a converted model opens to all branches; 0 = it stays as it is. */
   gate_release_steps: countOrZero().default(0),
   /** Weight of the loss that teaches the compressed branch to rank blocks as the selected branch attends to them; 0 = off. */
@@ -350,10 +372,20 @@ export interface Config {
 
 /** A config as it is written down: every key may be omitted. */
 export type ConfigInput = {
-  [S in keyof Config]?:
-    | { [K in keyof Config[S]]?: (K extends 'sources' ? readonly MixedSourceInput[] | null : Config[S][K]) | undefined }
-    | undefined;
+  [S in keyof Config]?: { [K in keyof Config[S]]?: InputOf<K, Config[S][K]> | undefined } | undefined;
 };
+
+/**
+ * Keys of a mapping may be omitted too.
+ * @opaque
+ */
+type InputOf<Key, Value> = Key extends 'sources'
+  ? readonly MixedSourceInput[] | null
+  : Value extends readonly unknown[]
+    ? Value
+    : Value extends object
+      ? { [K in keyof Value]?: Value[K] | undefined }
+      : Value;
 
 /** A config that also obeys the rules between keys (rules.ts). */
 export const configSchema = configShape.superRefine((config, context) => {

@@ -23,6 +23,7 @@ const CONFIGS = [
   'small_smoke',
   'quickstart',
   'text_cpu',
+  'lora',
   'needle_h200',
   'needle_cpu',
   '1b',
@@ -30,7 +31,10 @@ const CONFIGS = [
 const PROFILES = ['a100', 'cpu', 'h200', 'rtx4090'];
 
 /** Settings that a config leaves to the user. */
-const GIVEN: Readonly<Record<string, readonly string[]>> = { text_cpu: ['--local-path', 'texts'] };
+const GIVEN: Readonly<Record<string, readonly string[]>> = {
+  text_cpu: ['--local-path', 'texts'],
+  lora: ['--from', 'model', '--local-path', 'chats.jsonl'],
+};
 const load = (name: string, env: Record<string, string> = {}) =>
   loadConfig({ env, config: name, flags: parseTrainFlags(GIVEN[name] ?? []).layer }).config;
 const text = (name: string) => readFileSync(join(packageRoot, 'configs', `${name}.yaml`), 'utf8');

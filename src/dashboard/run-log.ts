@@ -2,7 +2,7 @@
 import { setImmediate, setTimeout } from 'node:timers/promises';
 import { parseObject } from '../files.js';
 import { asNumber } from '../run/json.js';
-import { counterText, failureCounters, parseHeartbeat } from '../run/logs/heartbeat.js';
+import { counterText, failureCounters, MIN_LINE_BYTES, parseHeartbeat } from '../run/logs/heartbeat.js';
 import { scalarIn } from '../run/metrics.js';
 import type { Mark } from './answers.js';
 import { Buckets } from './buckets.js';
@@ -74,9 +74,9 @@ export class RunLog {
 
   /** Reads what was appended, up to one slice; true if more is left. */
   readSlice(): boolean {
-    const found = readLines(this.path, this.#position, this.#position + PIECE_BYTES, (line, offset) =>
-      this.#add(line, offset),
-    );
+    const add = (line: string, offset: number) => this.#add(line, offset);
+    const shortest = this.kind === 'heartbeat' ? MIN_LINE_BYTES : 1;
+    const found = readLines(this.path, this.#position, this.#position + PIECE_BYTES, add, shortest);
     if (found === undefined) {
       if (this.#position > 0) this.#reset();
       return false;
@@ -172,7 +172,7 @@ export class RunLog {
   }
 
   #add(line: string, offset: number): void {
-    const { row, mark } = parseLine(this.kind, line);
+    const { row, mark } = line === '' ? {} : parseLine(this.kind, line);
     if (row) this.#buckets.add(row.step, row.time, row.values, offset);
     if (mark) this.#mark(mark);
     const alert = this.kind === 'heartbeat' ? this.#counters.mark(line) : undefined;

@@ -10,12 +10,16 @@ export function readSmallFile(path: string, limit: number): string | undefined {
   return readText(path, { links: 'refused', limit });
 }
 
-/** The whole lines in bytes [from, to) of a file, with the offset of each. `end` is where the next read continues. */
+/**
+ * The whole lines in bytes [from, to) of a file, with the offset of each. `end` is where the next read continues. A line of
+ * fewer bytes than `shortest` cannot be a record and is passed as '', since a file of garbage has millions of them.
+ */
 export function readLines(
   path: string,
   from: number,
   to: number,
   onLine: (line: string, offset: number) => void,
+  shortest = 1,
 ): { readonly end: number; readonly size: number; readonly inode: number } | undefined {
   const read = (descriptor: number, size: number, inode: number) => {
     const last = Math.min(to, size);
@@ -33,7 +37,8 @@ export function readLines(
       let start = 0;
       while (start < whole) {
         const end = piece.indexOf(NEWLINE, start);
-        if (end > start) onLine(piece.toString('utf8', start, end), position + start);
+        const text = end - start < shortest ? '' : piece.toString('utf8', start, end);
+        if (end > start) onLine(text, position + start);
         start = end + 1;
       }
       position += whole;

@@ -30,19 +30,10 @@ export function applyChatTemplate(
   { addGenerationPrompt = false, variables = {}, template = 'default' }: ChatTemplateOptions = {},
 ): string {
   const { chat } = tokenizer;
-  const source = chat?.templates.get(template);
-  if (chat === undefined || source === undefined) throw noTemplate(tokenizer, template);
+  if (!chat?.templates.has(template)) throw noTemplate(tokenizer, template);
   try {
-    const values = {
-      // Templates test `if tools`, and `is not none`: both variables are always passed by transformers.
-      tools: null,
-      documents: null,
-      ...chat.variables,
-      messages,
-      add_generation_prompt: addGenerationPrompt,
-      ...variables,
-    };
-    return compile(chat, template, source).render(values, messages.length);
+    const values = { messages, add_generation_prompt: addGenerationPrompt, ...variables };
+    return renderChat(chat, template, values, messages.length);
   } catch (error) {
     // The stack, or the length of a string.
     const isTooLarge = error instanceof RangeError;
@@ -51,6 +42,18 @@ export function applyChatTemplate(
       : (error as Error).message;
     throw new UsageError(`chat template: ${reason}`, { cause: error });
   }
+}
+
+/** Renders a template with these variables. Throws what the template throws. `messages`: their number, for the limits. */
+export function renderChat(
+  chat: ChatTemplates,
+  template: string,
+  variables: Readonly<Record<string, unknown>>,
+  messages: number,
+): string {
+  // Templates test `if tools`, and `is not none`: both variables are always passed by transformers.
+  const values = { tools: null, documents: null, ...chat.variables, ...variables };
+  return compile(chat, template, chat.templates.get(template) ?? '').render(values, messages);
 }
 
 /** Token ids of `applyChatTemplate`. The template writes the begin-of-text token itself, so none is added. */

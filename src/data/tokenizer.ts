@@ -3,6 +3,7 @@
 import { existsSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import { UsageError } from '../errors.js';
+import { modelFolder } from '../hub/cache.js';
 import { BUILT_IN_TOKENIZERS, createBuiltInTokenizer, isBuiltInTokenizer } from './tokenizers/built-in.js';
 import { createHuggingFaceTokenizer } from './tokenizers/huggingface.js';
 import type { TokenBuffer } from './tokenizers/token-buffer.js';
@@ -72,9 +73,10 @@ export interface StreamDecoder {
   end(): string;
 }
 
-/** `byte`, `gpt2`, `stories`, or the path of a tokenizer.json (or of the folder that holds one). */
-export function createTokenizer(spec: string): Tokenizer {
-  if (isBuiltInTokenizer(spec)) return createBuiltInTokenizer(spec);
+/** `byte`, `gpt2`, `stories`, the path of a tokenizer.json (or of the folder that holds one), or a model of the hub in the cache. */
+export function createTokenizer(name: string): Tokenizer {
+  if (isBuiltInTokenizer(name)) return createBuiltInTokenizer(name);
+  const spec = modelFolder(name);
   if (!existsSync(spec)) {
     throw new UsageError(
       `data.tokenizer: "${spec}" is not one of ${BUILT_IN_TOKENIZERS.join(', ')} and not an existing tokenizer.json file`,

@@ -14,6 +14,7 @@ import {
   namesIn,
   statOrUndefined,
 } from '../files.js';
+import { modelFolder } from '../hub/cache.js';
 import { readJson } from '../model/model-config.js';
 
 /** Files of a tokenizer, and of how text is generated. */
@@ -65,8 +66,9 @@ export function copyCompanions(from: string, to: string): string[] {
 }
 
 /** Copies the files of a tokenizer, named by its folder or by its file, under their usual names; returns these. */
-export function copyTokenizer(tokenizer: string, to: string): string[] {
-  if (isBuiltInTokenizer(tokenizer)) return [];
+export function copyTokenizer(name: string, to: string): string[] {
+  if (isBuiltInTokenizer(name)) return [];
+  const tokenizer = modelFolder(name);
   if (statOrUndefined(tokenizer)?.isDirectory()) return copyCompanions(tokenizer, to);
   const copied = copyCompanions(dirname(tokenizer), to);
   // A tokenizer may have any name, and lie beside one with the usual name.

@@ -1,4 +1,5 @@
 /** A Hugging Face folder as a model of this program: the same bytes under other names. */
+import { modelFolder } from '../hub/cache.js';
 import { parameterCount } from '../model/memory.js';
 import { writeModelConfig } from '../model/model-config.js';
 import { runPaths } from '../run/paths.js';
@@ -20,10 +21,11 @@ export interface ImportReport {
 }
 
 /**
- * Writes the model of `folder` to the new folder `out`. Weights keep their type and are copied in pieces of some
+ * Writes the model of a folder, or of a name of the hub that is in the cache, to the new folder `out`. Weights keep their type and are copied in pieces of some
  * megabytes. Everything is checked first, and `out` appears only when it is complete.
  */
-export function importHf(folder: string, out: string, onProgress: OnProgress = () => {}): ImportReport {
+export function importHf(path: string, out: string, onProgress: OnProgress = () => {}): ImportReport {
+  const folder = modelFolder(path);
   const model = readHfModel(folder);
   const { shape, config, endTokens, origin } = model;
   expectTokenizerFits(folder, shape.vocabSize);

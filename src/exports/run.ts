@@ -1,11 +1,12 @@
 /**
- * Files of a run, safetensors, and the ranks of a run on several processes.
+ * Files of a run, safetensors, models of the hub, and the ranks of a run on several processes.
  *
  * @packageDocumentation
  */
 
 export type { Collectives, Reduction, Span, WireType } from '../device/collectives.js';
 export type { Environment } from '../environment.js';
+export { type PulledModel, type PullOptions, pullModel } from '../hub/pull.js';
 export type { CheckpointState, FileDigest, Manifest } from '../run/checkpoint/read.js';
 export { type FoundCheckpoint, findCheckpoint } from '../run/checkpoint/read.js';
 export type { SavedCheckpoint, SaveOptions } from '../run/checkpoint/save.js';

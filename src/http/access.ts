@@ -14,9 +14,10 @@ export function hostName(header: string | undefined): string {
   return (ipv6 ?? name ?? '').toLowerCase();
 }
 
-/** The key of `Authorization: Bearer KEY`; empty without one. */
+/** The key of `Authorization: Bearer KEY`, or of `X-Api-Key: KEY`; empty without one. */
 export function bearerKey({ headers }: IncomingMessage): string {
-  return /^bearer +(\S+)$/i.exec(headers.authorization ?? '')?.[1] ?? '';
+  const other = headers['x-api-key'];
+  return /^bearer +(\S+)$/i.exec(headers.authorization ?? '')?.[1] ?? (typeof other === 'string' ? other : '');
 }
 
 /** Accepted keys. */

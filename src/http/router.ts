@@ -42,7 +42,7 @@ export class Router<Handler> {
   find(method: string | undefined, path: string): Found<Handler> {
     const parts = path.split('/');
     const route = this.#routes.get(path) ?? [...this.#routes.values()].find(({ parts: of }) => matches(of, parts));
-    if (!route) throw new HttpError(404, 'there is no such route', { code: 'unknown_url' });
+    if (!route) throw new HttpError(404, this.#noRoute(), { code: 'unknown_url' });
     const handler = route.byMethod.get(method === 'HEAD' ? 'GET' : (method ?? ''));
     if (!handler) {
       const allow = [...route.byMethod.keys()];
@@ -50,6 +50,15 @@ export class Router<Handler> {
     }
     const isOpen = (_: string, i: number) => (route.parts[i] ?? '*') === '*' || route.parts[i].startsWith(':');
     return { handler, params: parts.filter(isOpen).map(decode) };
+  }
+
+  /** Lists the routes, but for static files. */
+  #noRoute(): string {
+    const isPage = (path: string) => path === '/' || /\.\w+$/.test(path);
+    const all = [...this.#routes].flatMap(([path, { byMethod }]) =>
+      isPage(path) ? [] : [...byMethod.keys()].map((method) => `${method} ${path}`),
+    );
+    return `there is no such route; there are ${all.join(', ')}`;
   }
 }
 

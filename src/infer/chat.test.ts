@@ -76,6 +76,57 @@ describe.each(devices())('a chat on $name', ({ device, dtype }) => {
     await chat.free();
   });
 
+  it('runs the calls of its answers, with arguments of the schema, and ends without tools', async () => {
+    const given: unknown[] = [];
+    const schema = { type: 'object', properties: { a: { type: 'integer', minimum: 0, maximum: 9 } }, required: ['a'] };
+    const tools = [
+      {
+        name: 'double',
+        description: 'Doubles a number',
+        schema,
+        run: ({ a }: { a?: number }) => {
+          given.push(a);
+          return { twice: 2 * (a ?? 0) };
+        },
+      },
+    ];
+    const calls: unknown[] = [];
+    const chat = new Chat(source, {
+      ...{ tools, toolChoice: 'double', parallelToolCalls: false, maxRounds: 1, maxNewTokens: 80 },
+      onCall: ({ name }, result) => calls.push([name, result]),
+    });
+    const answer = await drain(chat.say('two?'));
+    expect(given).toHaveLength(1);
+    expect(calls).toEqual([['double', { twice: 2 * (given[0] as number) }]]);
+    const [user, call, result, last] = chat.messages;
+    expect(user).toEqual({ role: 'user', content: 'two?' });
+    expect(call).toMatchObject({ role: 'assistant', tool_calls: [{ function: { name: 'double' } }] });
+    expect(result).toMatchObject({
+      role: 'tool',
+      name: 'double',
+      content: JSON.stringify({ twice: 2 * Number(given[0]) }),
+    });
+    expect(last).toEqual({ role: 'assistant', content: answer.text });
+    await drain(chat.say('and now?'));
+    expect(given).toHaveLength(2);
+    await chat.free();
+  });
+
+  it('keeps nothing of a turn whose tool failed, and refuses what does not go together', async () => {
+    const run = () => {
+      throw new Error('no network');
+    };
+    const tools = [{ name: 'fetch', schema: { type: 'object', additionalProperties: false }, run }];
+    const chat = new Chat(source, { tools, toolChoice: 'required', maxNewTokens: 80 });
+    await expect(drain(chat.say('go'))).rejects.toThrow('no network');
+    expect(chat.messages).toEqual([]);
+    await chat.free();
+    expect(() => new Chat(source, { tools, responseFormat: { type: 'json_object' } })).toThrow('responseFormat: not');
+    const wrong = new Chat(source, { tools, toolChoice: 'other' });
+    await expect(drain(wrong.say('go'))).rejects.toThrow('toolChoice: other is no tool');
+    await wrong.free();
+  });
+
   it('encodes one message for a batch', () => {
     expect(encodeChatPrompt(source, 'hi', 'S')).toEqual([...Buffer.from('<system>S<user>hi<assistant>')]);
   });

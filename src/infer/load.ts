@@ -12,8 +12,11 @@ import { isBuiltInTokenizer } from '../data/tokenizers/built-in.js';
 import { TOKENIZER_COMPANIONS } from '../data/tokenizers/huggingface/files.js';
 import type { Device } from '../device/device.js';
 import { UsageError } from '../errors.js';
+import { adapterBase, isAdapterFolder, MergedWeights } from '../exchange/adapter.js';
 import { HF_FILES, HfWeights, isHfFolder, readHfModel } from '../exchange/hf-folder.js';
 import { copyFile, ensureFolder, fileError, statOrUndefined } from '../files.js';
+import { modelFolder } from '../hub/cache.js';
+import { isHubName } from '../hub/name.js';
 import { LanguageModel } from '../model/language-model.js';
 import { parameterCount } from '../model/memory.js';
 import { inFile, isModelConfig, type ModelOrigin, readModelConfig, writeModelConfig } from '../model/model-config.js';
@@ -78,7 +81,7 @@ export function endTokensOf({ tokenizer, endTokens = [] }: TextSource): readonly
 }
 
 const FORMS =
-  'give a run folder, a checkpoint such as checkpoints/step-100, a model.safetensors, or a Hugging Face folder';
+  'give a run folder, a checkpoint such as checkpoints/step-100, a model.safetensors, a Hugging Face folder, or hf:owner/name';
 
 /** A model's files: checked, and the weights open but not read. */
 export interface LocatedModel {
@@ -105,11 +108,16 @@ export interface LoadOptions {
   readonly weights?: 'file' | 'int8';
   /** Holds all weights as f32 tensors, which can be trained. On the CPU reading them is several times slower. */
   readonly trainable?: boolean;
+  /**
+   * Folder of a LoRA adapter in PEFT's format, which is added to the weights in fp32. On the CPU the adapted matrices are
+   * held in fp32 whatever the type in the file, or in int8 with `weights`.
+   */
+  readonly adapter?: string | undefined;
 }
 
 /**
  * `path`: a run folder (its final model, else its newest sound checkpoint), a checkpoint, a file of weights, or a folder
- * with a Hugging Face model. On the CPU the matrices are packed for reading unless they are to be trained.
+ * with a Hugging Face model; or the name of a model of the hub that is in the cache (`pullModel`). On the CPU the matrices are packed for reading unless they are to be trained.
  */
 export function loadModel(
   device: Device,
@@ -119,7 +127,7 @@ export function loadModel(
 ): LoadedModel {
   if (options.weights === 'int8' && device.kind !== 'cpu')
     throw new UsageError('weights in int8 are for the CPU: use --device cpu, or omit --weights');
-  const located = locateModel(path);
+  const located = withAdapter(device, locateModel(path), options.adapter);
   const { shape, weights, config, step, warnings, endTokens, origin, describedBy } = located;
   try {
     const model = new LanguageModel(device, shape, new StoredWeights(device, weights, options), dtype);
@@ -188,8 +196,14 @@ class StoredWeights implements StoredParameters {
     this.#used += aligned(bytes);
     const room = this.#memory.rows(first / 4, (first + bytes) / 4).withOwnStorage();
     const matrix = new PackedMatrix(this.#device, shape, type, room);
-    if (matrix.readRows(source.parts(name), TYPES[expectFloatEntry(source, name, shape)])) return matrix;
-    throw changed(source.path);
+    const parts = source.parts(name);
+    if (parts === null) {
+      const values = Tensor.empty(this.#device, shape);
+      readInto(source, name, values);
+      matrix.pack(values);
+      values.free();
+    } else if (!matrix.readRows(parts, TYPES[expectFloatEntry(source, name, shape)])) throw changed(source.path);
+    return matrix;
   }
 
   free(): void {
@@ -217,8 +231,21 @@ function aligned(bytes: number): number {
   return ALIGNMENT * Math.ceil(bytes / ALIGNMENT);
 }
 
+/** A located model with an adapter added to its weights, if one is given. The caller closes the weights, in any case. */
+export function withAdapter(device: Device, located: LocatedModel, adapter: string | undefined): LocatedModel {
+  if (adapter === undefined) return located;
+  const { weights, shape } = located;
+  try {
+    return { ...located, weights: new MergedWeights(device, weights, shape, adapter) };
+  } catch (error) {
+    weights.close();
+    throw error;
+  }
+}
+
 /** Finds and checks what `loadModel` would load; the caller closes the weights. */
-export function locateModel(path: string): LocatedModel {
+export function locateModel(name: string): LocatedModel {
+  const path = modelFolder(name);
   const newest = namesNewest(path) && findCheckpoint(dirname(dirname(path)), path);
   if (newest) return locateCheckpoint(newest);
   const facts = statOrUndefined(path);
@@ -230,6 +257,7 @@ function locateInFolder(folder: string): LocatedModel {
   if (exists(join(folder, MANIFEST_NAME))) return locateCheckpoint(openCheckpoint(folder));
   if (isHfFolder(folder)) return locateForeign(folder);
   const { model, modelConfig, checkpoints } = runPaths(folder);
+  if (isAdapterFolder(folder)) throw adapterAlone(folder, adapterBase(folder), folder);
   if (exists(model) && exists(modelConfig)) return locateFinal(model);
   const found = findCheckpoint(folder, 'auto');
   if (found) return locateCheckpoint(found);
@@ -272,6 +300,7 @@ function locateCheckpoint(found: FoundCheckpoint): LocatedModel {
     inFile(state, () => parseSavedConfig(found.state['config'])),
     found.step,
   );
+  if (config.train.lora !== null) throw adapterAlone(found.path, config.train.init_from, config.train.out_dir);
   const warnings = found.skipped.map((skipped) => `checkpoint ${skipped.path} is skipped: ${skipped.reason}`);
   return {
     ...openWeights(path, state, config, embeddingRows(path)),
@@ -280,6 +309,12 @@ function locateCheckpoint(found: FoundCheckpoint): LocatedModel {
     endTokens: [],
     origin: null,
   };
+}
+
+/** The error for what holds adapters without the weights that they adapt. */
+function adapterAlone(path: string, base: string | null, adapter: string): UsageError {
+  const remedy = `use --model ${base ?? 'with the model it adapts'} --adapter ${adapter}`;
+  return new UsageError(`${path}: holds an adapter, not a model; ${remedy}`);
 }
 
 function locateForeign(folder: string): LocatedModel {
@@ -377,7 +412,9 @@ function keepForeign(path: string): void {
 /** Copies tokenizer files into `folder`; returns the name of the tokenizer for config.json. */
 function placeTokenizer(folder: string, spec: string): string {
   if (isBuiltInTokenizer(spec)) return spec;
-  const source = statOrUndefined(spec)?.isDirectory() ? join(spec, 'tokenizer.json') : spec;
+  const path = isHubName(spec) ? cachedFolder(spec) : spec;
+  if (path === null) return spec;
+  const source = statOrUndefined(path)?.isDirectory() ? join(path, 'tokenizer.json') : path;
   // The file was deleted during the run. Failing here would lose the weights.
   if (!exists(source)) return resolve(source);
   copyFile(source, join(folder, 'tokenizer.json'), { links: 'in model' });
@@ -386,6 +423,16 @@ function placeTokenizer(folder: string, spec: string): string {
     if (exists(companion)) copyFile(companion, join(folder, name), { links: 'in model' });
   }
   return 'tokenizer.json';
+}
+
+/** Null where the model was removed from the cache during the run. */
+function cachedFolder(name: string): string | null {
+  try {
+    return modelFolder(name);
+  } catch (error) {
+    if (error instanceof UsageError) return null;
+    throw error;
+  }
 }
 
 function exists(path: string): boolean {

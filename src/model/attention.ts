@@ -3,8 +3,9 @@
  * baseline), and the output projection.
  */
 import { UsageError } from '../errors.js';
+import { silu } from '../ops/activation/op.js';
 import { combine } from '../ops/attention/combine/op.js';
-import { compressAverage, compressConv, compressMlp } from '../ops/attention/compress/op.js';
+import { compressAverage, compressConv, compressMlp, unfold } from '../ops/attention/compress/op.js';
 import type { AttendedWith } from '../ops/attention/coverage.js';
 import {
   joinTail,
@@ -23,17 +24,20 @@ import { operand, stackedOperand } from '../ops/cast/op.js';
 import type { FusedColumns } from '../ops/common/fused-columns.js';
 import { Sequences } from '../ops/common/sequences.js';
 import { largestOfGradient, normedLayerPays, usesFp8 } from '../ops/linear/fp8.js';
-import { linear, stackedLinear } from '../ops/linear/op.js';
+import { stackedLinear } from '../ops/linear/op.js';
 import { rmsnorm } from '../ops/rmsnorm/op.js';
 import { type HeadPart, type RotaryOptions, type RotaryTable, rotate, splitHeads } from '../ops/rope/op.js';
+import { slice } from '../ops/slice/op.js';
 import type { Parameter } from '../tensor/parameter.js';
 import type { ParameterStack } from '../tensor/parameter-stack.js';
 import type { Tape } from '../tensor/tape.js';
 import type { Tensor } from '../tensor/tensor.js';
+import { isAdapted, project } from './adapters.js';
 import type { CacheStep, PageKind } from './cache.js';
 import type { ParameterStore } from './parameters.js';
 import { denseTile, MIN_TILE_TOKENS, sparseTile } from './prompt-tile.js';
 import {
+  gateInputs,
   headShapeOf,
   type LayerShape,
   layerShape,
@@ -41,6 +45,7 @@ import {
   phiHiddenSize,
   projectionPairs,
   rotaryShapeOf,
+  seesPositions,
   sparseShapeOf,
 } from './shape.js';
 
@@ -115,7 +120,7 @@ export class Attention {
   readonly output: Parameter;
   /** Bias [dim] of the output projection; null without. */
   readonly outputBias: Parameter | null;
-  /** Weight [3 * H, dim] and bias [3 * H] of the gate; null without sparse attention. */
+  /** Weight [3 * H, gateInputs] and bias [3 * H] of the gate; null without sparse attention. */
   readonly gate: { readonly weight: Parameter; readonly bias: Parameter } | null;
   /** Compression of keys and values; null without sparse attention. */
   readonly phi: { readonly keys: PhiParameters; readonly values: PhiParameters } | null;
@@ -140,7 +145,7 @@ export class Attention {
     const { heads, groups, dk, dv } = this.#heads;
     const own = layerShape(shape, layer);
     const isSparse = own.attention === 'nsa';
-    const query: ProjectionPart = { heads, size: dk, rotate: true, norm: 'query' };
+    const query: ProjectionPart = { heads, size: dk, rotate: seesPositions(own), norm: 'query' };
     const key: ProjectionPart = { heads: groups, size: dk, rotate: true, norm: 'key' };
     const value: ProjectionPart = { heads: groups, size: dv, rotate: false, norm: null };
     this.#shape = shape;
@@ -148,7 +153,8 @@ export class Attention {
     this.#kind = own.attention;
     // Queries, then keys and values of the compressed, the selected and the window branch, or of all branches.
     const compressed = { ...key, rotate: !isSparse || shape.nsa.cmpRope === 'before' };
-    const others = projectionPairs(own) > 1 ? [key, value, key, value] : [];
+    const selected = { ...key, rotate: seesPositions(own) };
+    const others = projectionPairs(own) > 1 ? [selected, value, key, value] : [];
     this.#parts = [query, compressed, value, ...others];
     this.#rotations = store.rotary(rotaryShapeOf(shape));
     this.projection = store.matrix(`${name}.qkv`, [width(this.#parts), shape.dim], rowsOf(this.#parts));
@@ -158,11 +164,11 @@ export class Attention {
       : null;
     this.gate = isSparse
       ? {
-          weight: store.zeros(`${name}.gate.weight`, [3 * heads, shape.dim]),
+          weight: store.zeros(`${name}.gate.weight`, [3 * heads, gateInputs(shape)]),
           bias: store.zeros(`${name}.gate.bias`, [3 * heads]),
         }
       : null;
-    const isStacked = isTrained(gateOptions(shape)) && !this.projectionBias;
+    const isStacked = isTrained(gateOptions(shape)) && !this.projectionBias && gateInputs(shape) === shape.dim;
     this.#stack = this.gate && isStacked ? store.stack(this.projection, this.gate.weight) : null;
     this.phi = isSparse
       ? {
@@ -182,7 +188,7 @@ export class Attention {
 
   /** Whether the input of a forward pass is to be in FP8, for `x` [T, dim] before its norm. */
   takesFp8(tape: Tape, x: Tensor): boolean {
-    if (!this.#stack || !usesFp8(tape, x)) return false;
+    if (!this.#stack || this.#isAdapted || !usesFp8(tape, x)) return false;
     const [outputs, inputs] = stackedOperand(this.#stack).shape;
     return normedLayerPays(x.shape[0], outputs, inputs);
   }
@@ -192,14 +198,14 @@ export class Attention {
     const tokens = sequencesOf(tape, context, x.shape[0], this.#shape);
     const attend = this.gate ? this.#attendSparse : this.#attendPlain;
     const attended = attend.call(this, tape, x, tokens, context);
-    const out = linear(tape, flat(attended), operand(this.output, attended), this.outputBias?.value, residual);
+    const out = project(tape, flat(attended), this.output, this.outputBias?.value, residual);
     tape.drop(attended);
     return out;
   }
 
   /** Dense attention, or a window alone. */
   #attendPlain(tape: Tape, x: Tensor, tokens: Sequences, { kernels, observer, cache }: AttentionContext): Tensor {
-    const fused = linear(tape, x, operand(this.projection, x), this.projectionBias?.value);
+    const fused = project(tape, x, this.projection, this.projectionBias?.value);
     const rotary = { table: this.#rotations, start: cache?.tokens.starts ?? 0 };
     const [q, k, v] = this.#split(tape, fused, tokens, rotary);
     tape.drop(fused);
@@ -249,7 +255,8 @@ export class Attention {
         ? rotate(tape, compressedKeys, raw.compressed(nsa), { table, stride: nsa.d, start: blockStart })
         : compressedKeys;
     observer?.gates?.(this.#layer, gates);
-    const inputs = { q, kCmp, vCmp, kSel, vSel, kWin, vWin, gates };
+    const qWin = nsa.rope === 'window' ? rotate(tape, q, tokens, { table, start }) : q;
+    const inputs = { q, kCmp, vCmp, kSel, vSel, kWin, vWin, gates, ...(qWin !== q && { qWin }) };
     if (cache) {
       storePages(tape.device, kCmp, vCmp, cache.pages('cmp', this.#layer), cache.blocks);
       storePages(tape.device, kSel, vSel, cache.pages('sel', this.#layer), cache.tokens);
@@ -257,12 +264,12 @@ export class Attention {
     }
     const { out, selected, ...branches } =
       cache && !cache.isFresh
-        ? this.#attendSparseCached(tape, q, gates, cache, { observer, kernels })
+        ? this.#attendSparseCached(tape, { q, qWin, gates }, cache, { observer, kernels })
         : nativeSparseAttention(tape, inputs, raw, this.#sparse, kernels);
     if (!cache) observer?.attended?.(this.#layer, { q, k: kSel, selected });
     observer?.selected?.(this.#layer, selected);
     if (branches.scorerLoss) observer?.scorerLoss?.(this.#layer, branches.scorerLoss);
-    const given = [...split, kSel, rawKeys, rawValues, compressedKeys, vCmp, kCmp, gates];
+    const given = [...split, qWin, kSel, rawKeys, rawValues, compressedKeys, vCmp, kCmp, gates];
     for (const tensor of new Set([...given, ...Object.values(branches), selected])) tape.drop(tensor);
     return out;
   }
@@ -270,13 +277,12 @@ export class Attention {
   /** Attention of new tokens over a cache that already holds their keys and values. */
   #attendSparseCached(
     tape: Tape,
-    q: Tensor,
-    gates: Tensor,
+    { q, qWin, gates }: Record<'q' | 'qWin' | 'gates', Tensor>,
     cache: CacheStep,
     { observer, kernels }: Pick<AttentionContext, 'observer' | 'kernels'>,
   ): Pick<SparseOutputs, 'out' | 'selected'> & Partial<SparseOutputs> {
     const [heads, sparse, { sharedKv }] = [this.#heads, this.#sparse, this.#shape.nsa];
-    if (q.shape[0] >= MIN_TILE_TOKENS && !observer?.reads) {
+    if (q.shape[0] >= MIN_TILE_TOKENS && !observer?.reads && qWin === q) {
       const place = { cache, layer: this.#layer, heads, kernels };
       const tile = sparseTile(tape, { q, gates }, place, { ...sparse, sharedKv });
       if (tile) return tile;
@@ -289,7 +295,7 @@ export class Attention {
     const { selected } = cmp;
     const sel = pagedSelected(tape, q, selected, pages('sel'), tokens, heads, reads?.sel);
     const windowPages = pages(sharedKv ? 'sel' : 'win');
-    const win = pagedWindow(tape, q, windowPages, tokens, heads, sparse.w, reads?.win);
+    const win = pagedWindow(tape, qWin, windowPages, tokens, heads, sparse.w, reads?.win);
     const out = combine(tape, gates, cmp.out, sel.out, win.out);
     for (const { lse } of [cmp, sel, win]) tape.drop(lse);
     if (reads) observer?.reads?.(this.#layer, reads);
@@ -315,7 +321,7 @@ export class Attention {
   #project(tape: Tape, x: Tensor, tokens: Sequences, rotary: RotaryOptions) {
     const options = gateOptions(this.#shape);
     const { weight, bias } = this.gate!;
-    if (this.#stack) {
+    if (this.#stack && !this.#isAdapted) {
       const weights = this.#stack.parameters.map(({ value }) => value);
       const largest = largestOfGradient(tape, x);
       const fused = stackedLinear(tape, x, stackedOperand(this.#stack), weights, largest);
@@ -324,13 +330,21 @@ export class Attention {
       tape.drop(fused);
       return { split, gates: columns.gates };
     }
-    const fused = linear(tape, x, operand(this.projection, x), this.projectionBias?.value);
+    const fused = project(tape, x, this.projection, this.projectionBias?.value);
     const split = this.#split(tape, fused, tokens, rotary);
     tape.drop(fused);
-    const logits = linear(tape, x, operand(weight, x), bias.value);
+    const inputs = gateInputs(this.#shape);
+    const seen = inputs === x.shape[1] ? x : slice(tape, x, 1, 0, inputs);
+    const logits = project(tape, seen, weight, bias.value);
     const gates = gate(tape, logits, options);
     tape.drop(logits);
+    if (seen !== x) tape.drop(seen);
     return { split, gates };
+  }
+
+  /** Whether a layer of `#stack` has adapters: the product of all layers at once has no place for them. */
+  get #isAdapted(): boolean {
+    return this.#stack?.parameters.some(isAdapted) ?? false;
   }
 
   /** The parts of the fused projection, normalised and rotated as each requires. */
@@ -363,7 +377,17 @@ export class Attention {
     if (phi.conv) return compressConv(tape, x, phi.conv.value, blocks);
     if (!phi.mlp) return compressAverage(tape, x, blocks);
     const { position, w1, w2 } = phi.mlp;
-    return compressMlp(tape, x, { position: position.value, w1: operand(w1, x), w2: operand(w2, x) }, blocks);
+    if (!isAdapted(w1) && !isAdapted(w2))
+      return compressMlp(tape, x, { position: position.value, w1: operand(w1, x), w2: operand(w2, x) }, blocks);
+    const unfolded = unfold(tape, x, position.value, blocks);
+    const inner = project(tape, unfolded, w1);
+    tape.drop(unfolded);
+    const active = silu(tape, inner);
+    tape.drop(inner);
+    const y = project(tape, active, w2);
+    tape.drop(active);
+    const [, groups, size] = x.shape;
+    return y.reshape([y.size / (groups * size), groups, size]);
   }
 }
 

@@ -296,6 +296,22 @@ export class DecodeCache {
     return Math.max(1, tokens);
   }
 
+  /**
+   * Names the sizes of a pass over one new token of each sequence: passes with one name differ only in the contents of device
+   * memory (`CacheStep.move`).
+   */
+  sizesOfStep(sequences: readonly CachedSequence[]): string {
+    if (!this.#kinds.has('cmp')) return `${sequences.length}`;
+    const { l, d } = this.shape.nsa;
+    let [rows, blocks] = [0, 0];
+    for (const { length, settled } of sequences) {
+      const known = compressedCount(settled, l, d);
+      rows += length - known * d + 1;
+      blocks += compressedCount(length - known * d + 1, l, d);
+    }
+    return `${sequences.length} ${rows} ${blocks}`;
+  }
+
   /** Prepares a forward pass over `counts[i]` new tokens of each sequence, the last `drafts[i]` of which are drafts. */
   begin(
     sequences: readonly CachedSequence[],
@@ -334,7 +350,7 @@ export class CacheStep {
   readonly done: Tensor;
   readonly #shape: ModelShape;
   readonly #kinds: Map<PageKind, KindLayout>;
-  readonly #sequences: readonly CachedSequence[];
+  #sequences: readonly CachedSequence[];
   readonly #counts: readonly number[];
   readonly #drafts: readonly number[];
   readonly #tables: Map<PageKind, Tensor<'address'>>;
@@ -348,36 +364,49 @@ export class CacheStep {
     counts: readonly number[],
     drafts: readonly number[],
   ) {
-    const { l, d } = shape.nsa;
     this.#drafts = drafts;
     this.#shape = shape;
     this.#kinds = kinds;
     this.#sequences = sequences;
     this.#counts = counts;
+    const { lengths, known, joined, positions, done } = placesOf(sequences, counts, drafts, shape);
     const numbers = (values: readonly number[]) => Tensor.from(device, values, [values.length], 'i32');
-    const lengths = sequences.map(({ length }) => length);
-    // Blocks of drafts that were accepted are computed again, from the same raw rows: the kept rows begin before them.
-    const known = sequences.map(({ settled }) => compressedCount(settled, l, d));
-    this.joined = new Sequences(
-      device,
-      counts.map((count, i) => lengths[i] - known[i] * d + count),
-    );
+    this.joined = new Sequences(device, joined);
     this.tokens = { sequences: new Sequences(device, counts), starts: numbers(lengths) };
-    this.blocks = { sequences: this.joined.compressed({ l, d }), starts: numbers(known) };
-    this.blockPositions = numbers(known.map((count) => count * d));
-    const settled = lengths.map((length, i) => length + counts[i] - drafts[i]);
-    this.done = numbers(settled.map((length, i) => (compressedCount(length, l, d) - known[i]) * d));
+    this.blocks = { sequences: this.joined.compressed(shape.nsa), starts: numbers(known) };
+    this.blockPositions = numbers(positions);
+    this.done = numbers(done);
     this.isFresh = lengths.every((length) => length === 0);
-    sequences.forEach((sequence, i) => {
-      makeRoom(sequence, lengths[i] + counts[i], kinds, shape, { isFresh: this.isFresh && drafts[i] === 0 });
-    });
     this.#tables = new Map(
-      [...kinds.keys()].map((kind) => {
-        const tables = Tensor.empty(device, [sequences.length], 'address');
-        tables.write(sequences.map((sequence) => sequence.table(kind)));
-        return [kind, tables];
-      }),
+      [...kinds.keys()].map((kind) => [kind, Tensor.empty(device, [sequences.length], 'address')]),
     );
+    this.#makeRoom();
+  }
+
+  /**
+   * Prepares the next pass over the same numbers of new tokens, of these sequences, which are not empty. Device memory keeps
+   * its place, so that launches that were recorded with this step compute it.
+   */
+  move(sequences: readonly CachedSequence[]): void {
+    const { lengths, known, joined, positions, done } = placesOf(sequences, this.#counts, this.#drafts, this.#shape);
+    this.#sequences = sequences;
+    this.tokens.starts.write(lengths);
+    if (this.#kinds.has('cmp')) {
+      this.joined.replace(joined);
+      this.blocks.starts.write(known);
+      this.blockPositions.write(positions);
+      this.done.write(done);
+    }
+    this.#makeRoom();
+  }
+
+  /** Allocates the pages of the new tokens, and tells the device where all are. */
+  #makeRoom(): void {
+    this.#sequences.forEach((sequence, i) => {
+      const end = sequence.length + this.#counts[i];
+      makeRoom(sequence, end, this.#kinds, this.#shape, { isFresh: this.isFresh && this.#drafts[i] === 0 });
+    });
+    for (const [kind, tables] of this.#tables) tables.write(this.#sequences.map((sequence) => sequence.table(kind)));
   }
 
   /** Each sequence with its new tokens as if nothing of it were cached. Made when first used, freed with the step. */
@@ -433,6 +462,38 @@ export class CacheStep {
     for (const tables of this.#tables.values()) tables.free();
     for (const { tokens } of this.#wholes ?? []) for (const table of [tokens.sequences, tokens.starts]) table.free();
   }
+}
+
+/** Where the new tokens of a pass stand, and the compressed blocks that they fill; one number for each sequence. */
+interface Places {
+  readonly lengths: readonly number[];
+  /** Compressed blocks that are in the cache. */
+  readonly known: readonly number[];
+  /** Position of the first block after them. */
+  readonly positions: readonly number[];
+  /** Raw rows kept and new. */
+  readonly joined: readonly number[];
+  /** Those of them that no later block needs. */
+  readonly done: readonly number[];
+}
+
+function placesOf(
+  sequences: readonly CachedSequence[],
+  counts: readonly number[],
+  drafts: readonly number[],
+  { nsa: { l, d } }: ModelShape,
+): Places {
+  const lengths = sequences.map(({ length }) => length);
+  // Blocks of drafts that were accepted are computed again, from the same raw rows: the kept rows begin before them.
+  const known = sequences.map(({ settled }) => compressedCount(settled, l, d));
+  const settled = lengths.map((length, i) => length + counts[i] - drafts[i]);
+  return {
+    lengths,
+    known,
+    positions: known.map((count) => count * d),
+    joined: counts.map((count, i) => lengths[i] - known[i] * d + count),
+    done: settled.map((length, i) => (compressedCount(length, l, d) - known[i]) * d),
+  };
 }
 
 /** A sequence of a step from its beginning on. */

@@ -2,7 +2,7 @@
 import { rmsnormForward } from '../ops/rmsnorm/reference.js';
 import type { RotaryAngles } from '../ops/rope/frequencies.js';
 import { type PartShape, splitForward } from '../ops/rope/reference.js';
-import { headShapeOf, type LayerShape } from './shape.js';
+import { headShapeOf, type LayerShape, seesPositions } from './shape.js';
 
 /** A part of the fused projection, and the name of its heads' norm in a model with `qkNorm`. */
 export interface ReferencePart extends PartShape {
@@ -12,12 +12,13 @@ export interface ReferencePart extends PartShape {
 /** The parts of the fused projection, in their order. */
 function referenceParts(shape: LayerShape): ReferencePart[] {
   const { heads, groups, dk, dv } = headShapeOf(shape);
-  const query: ReferencePart = { heads, size: dk, rotate: true, norm: 'q_norm' };
+  const query: ReferencePart = { heads, size: dk, rotate: seesPositions(shape), norm: 'q_norm' };
   const key: ReferencePart = { heads: groups, size: dk, rotate: true, norm: 'k_norm' };
   const value: ReferencePart = { heads: groups, size: dv, rotate: false, norm: null };
   if (shape.attention !== 'nsa') return [query, key, value];
   const compressed: ReferencePart = { ...key, rotate: shape.nsa.cmpRope === 'before' };
-  return shape.nsa.sharedKv ? [query, compressed, value] : [query, compressed, value, key, value, key, value];
+  const selected = { ...key, rotate: seesPositions(shape) };
+  return shape.nsa.sharedKv ? [query, compressed, value] : [query, compressed, value, selected, value, key, value];
 }
 
 /**

@@ -18,6 +18,7 @@ import { dispose } from '../tensor/dispose.js';
 import type { Parameter } from '../tensor/parameter.js';
 import { Tape } from '../tensor/tape.js';
 import type { Tensor } from '../tensor/tensor.js';
+import { type Adapter, type AdapterSettings, addAdapters, isAdapted, project } from './adapters.js';
 import { Attention, type AttentionContext, sequencesOf } from './attention.js';
 import { ParameterStore, type StoredParameters } from './parameters.js';
 import { type ComputeDtype, defaultDtype, headShapeOf, hiddenSize, type ModelShape, sparseShapeOf } from './shape.js';
@@ -56,7 +57,7 @@ export class FeedForward {
   /** Whether the input of a forward pass is to be in FP8, for `x` [T, dim] before its norm. */
   takesFp8(tape: Tape, x: Tensor): boolean {
     const [hidden, dim] = this.up.value.shape;
-    const isPlain = this.#activation === 'silu' && !this.biases;
+    const isPlain = this.#activation === 'silu' && !this.biases && !isAdapted(this.up) && !isAdapted(this.down);
     return isPlain && usesFp8(tape, x) && feedForwardPays(x.shape[0], hidden, dim);
   }
 
@@ -69,11 +70,11 @@ export class FeedForward {
       const weights = { up: operand(this.up, x), down: operand(this.down, x) };
       return fp8FeedForward(tape, x, weights, residual, computesResult);
     }
-    const up = linear(tape, x, operand(this.up, x), this.biases?.up.value);
+    const up = project(tape, x, this.up, this.biases?.up.value);
     tape.drop(x);
     const active = this.#activation === 'swiglu' ? swiglu(tape, up) : silu(tape, up);
     tape.drop(up);
-    const out = linear(tape, active, operand(this.down, active), this.biases?.down.value, residual, computesResult);
+    const out = project(tape, active, this.down, this.biases?.down.value, residual, computesResult);
     tape.drop(active);
     return out;
   }
@@ -133,6 +134,8 @@ export class LanguageModel implements Disposable {
   readonly head: Parameter;
   /** All parameters, in the order of the model's files. */
   readonly parameters: readonly Parameter[];
+  /** Low-rank additions to its linear layers (`adapt`), whose parameters are the last ones of `parameters`. */
+  readonly adapters: Adapter[] = [];
   readonly #store: ParameterStore;
   #shape: ModelShape;
 
@@ -179,7 +182,16 @@ export class LanguageModel implements Disposable {
     for (const { attention } of this.blocks) attention.setShape(shape);
   }
 
-  /** Number of trained values. */
+  /**
+   * Adds a low-rank adapter to linear layers and freezes all parameters besides. The outputs stay as they are until the
+   * adapters are trained: one of their two matrices is zero.
+   */
+  adapt(settings: AdapterSettings): void {
+    for (const parameter of this.parameters) parameter.freeze();
+    this.adapters.push(...addAdapters(this.#store, this.shape, settings));
+  }
+
+  /** Number of values. */
   get parameterCount(): number {
     return this.parameters.reduce((total, { value }) => total + value.size, 0);
   }

@@ -5,10 +5,12 @@ import { CpuDevice } from '../device/cpu/cpu.js';
 import type { Device } from '../device/device.js';
 import { exportedBy, RecordingCuda } from '../testing/recording-cuda.js';
 import { BatchUploader } from '../train/device-batch.js';
+import { LocalGradients } from '../train/gradient-exchange.js';
 import { createOptimizer, launchGradients, localContext } from '../train/step.js';
 import { LanguageModel } from './language-model.js';
-import { blockTensors, estimateMemory, parameterCount, weightMatrices } from './memory.js';
+import { blockTensors, estimateMemory, namedParameters, parameterCount, weightMatrices } from './memory.js';
 import { type ComputeDtype, headShapeOf, layerShapes, type ModelShape, modelShape, sparseShapeOf } from './shape.js';
+import { trainedParameters } from './trainable.js';
 
 const MIB = 2 ** 20;
 
@@ -20,10 +22,13 @@ function peakOf(device: Device, shape: ModelShape, config: Config, dtype: Comput
   const sizes = model.parameters.map(({ value }) => value.size);
   const blocks = layerShapes(shape).flatMap(blockTensors);
   expect(sizes.slice(1, 1 + blocks.length)).toEqual(blocks);
-  const optimizer = createOptimizer(model, { trained: model.parameters }, config);
+  expect(namedParameters(shape).map(([name]) => name)).toEqual(model.parameters.map(({ name }) => name));
+  if (config.train.lora !== null) model.adapt(config.train.lora);
+  const trained = trainedParameters(model.parameters, config);
+  const optimizer = createOptimizer(model, { trained }, config);
   expect(new Set(weightMatrices(shape))).toEqual(new Set(countedMatrices(model)));
   const uploader = new BatchUploader(device, config.nsa);
-  const context = localContext({ model, config, optimizer, uploader });
+  const context = { ...localContext({ model, config, optimizer, uploader }), exchange: new LocalGradients(trained) };
   const total = length * sequences;
   const tokens = new Int32Array(total).map((_, i) => i % shape.vocabSize);
   const batch = {
@@ -63,6 +68,8 @@ interface Overrides {
   readonly train?: object;
 }
 
+const LORA = { lora: { rank: 8 }, init_from: 'model' };
+
 describe('memory estimate on the CPU', () => {
   it.each<[string, Overrides]>([
     ['sparse', {}],
@@ -88,6 +95,19 @@ describe('memory estimate on the CPU', () => {
     ],
     ['Muon', { train: { optimizer: 'muon' } }],
     ['Muon, swiglu, phi mlp', { model: { mlp: 'swiglu' }, nsa: { phi: 'mlp' }, train: { optimizer: 'muon' } }],
+    ['adapters', { train: LORA }],
+    [
+      'adapters of rank 64, swiglu, checkpointing',
+      { model: { mlp: 'swiglu' }, runtime: { gradient_checkpointing: true }, train: { ...LORA, lora: { rank: 64 } } },
+    ],
+    [
+      'adapters of a dense model, some layers',
+      { model: { attention: 'dense' }, train: { ...LORA, lora: { targets: ['q_proj', 'down_proj'] } } },
+    ],
+    ['adapters, phi mlp', { nsa: { phi: 'mlp' }, train: LORA }],
+    ['the last layer', { train: { trainable: ['blocks.3.*', 'norm'] } }],
+    ['norms', { train: { trainable: ['*norm'] } }],
+    ['the head alone', { train: { trainable: ['head'] } }],
     ['bf16 in the config, which the CPU computes in f32', { runtime: { precision: 'bf16' } }],
   ])('%s: is within 10 %% of what a step takes', (_, overrides) => {
     const config = parseConfig({

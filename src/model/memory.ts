@@ -16,9 +16,11 @@ import { layerPays, MULTIPLE, normedLayerPays } from '../ops/linear/fp8.js';
 import { feedForwardPays } from '../ops/linear/fp8-mlp.js';
 import { muonElements } from '../ops/muon/op.js';
 import { kernelOptions } from './kernels.js';
+import { type LinearLayer, linearLayers, targetedLayers } from './linear-layers.js';
 import {
   computeDtype,
   countedLayers,
+  gateInputs,
   headShapeOf,
   hiddenSize,
   type LayerShape,
@@ -28,6 +30,7 @@ import {
   projectionPairs,
   sparseShapeOf,
 } from './shape.js';
+import { matcher } from './trainable.js';
 
 const FLOAT = 4;
 const BF16 = 2;
@@ -60,28 +63,61 @@ function sum(values: readonly number[]): number {
 
 /** Number of elements of each parameter of a block, in the model's order. */
 export function blockTensors(shape: LayerShape): number[] {
+  return blockParameters(shape).map(([, size]) => size);
+}
+
+/** The same with their names inside the block. */
+export function blockParameters(shape: LayerShape): [name: string, elements: number][] {
   const { dim, mlp } = shape;
   const { heads, groups, dk, dv } = headShapeOf(shape);
   const isSparse = shape.attention === 'nsa';
   const projection = dim * (heads * dk + projectionPairs(shape) * groups * (dk + dv));
-  const bias = shape.qkvBias ? [projection / dim] : [];
-  const norms = shape.qkNorm ? [dk, dk] : [];
-  const gate = isSparse ? [3 * heads * dim, 3 * heads] : [];
-  const phi = [dk, dv].flatMap((size) => phiTensors(shape, size));
   const feedForward = dim * hiddenSize(shape);
   const up = (mlp === 'swiglu' ? 2 : 1) * feedForward;
-  const output = [dim * heads * dv, ...(shape.outBias ? [dim] : [])];
-  const biases = shape.mlpBias ? [up / dim, dim] : [];
-  return [dim, projection, ...bias, ...norms, ...gate, ...phi, ...output, dim, up, feedForward, ...biases];
+  const optional = (isThere: boolean, ...parameters: [string, number][]) => (isThere ? parameters : []);
+  return [
+    ['attention_norm', dim],
+    ['attention.qkv', projection],
+    ...optional(shape.qkvBias, ['attention.qkv_bias', projection / dim]),
+    ...optional(shape.qkNorm, ['attention.q_norm', dk], ['attention.k_norm', dk]),
+    ...optional(isSparse, ['attention.gate.weight', 3 * heads * gateInputs(shape)], ['attention.gate.bias', 3 * heads]),
+    ...phiTensors(shape, 'attention.phi_k', dk),
+    ...phiTensors(shape, 'attention.phi_v', dv),
+    ['attention.out', dim * heads * dv],
+    ...optional(shape.outBias, ['attention.out_bias', dim]),
+    ['mlp_norm', dim],
+    ['mlp.up', up],
+    ['mlp.down', feedForward],
+    ...optional(shape.mlpBias, ['mlp.up_bias', up / dim], ['mlp.down_bias', dim]),
+  ];
+}
+
+/** All parameters of a model by name, in its order, with their elements. */
+export function namedParameters(shape: ModelShape): [name: string, elements: number][] {
+  const table = shape.vocabSize * shape.dim;
+  const blocks = layerShapes(shape).flatMap((layer, i) =>
+    blockParameters(layer).map(([name, size]): [string, number] => [`blocks.${i}.${name}`, size]),
+  );
+  return [
+    ['embedding', table],
+    ...blocks,
+    ['norm', shape.dim],
+    ...(shape.tieEmbeddings ? [] : ([['head', table]] as [string, number][])),
+  ];
 }
 
 /** The same for the compression of keys or values with head size `size`. */
-function phiTensors(shape: LayerShape, size: number): number[] {
+function phiTensors(shape: LayerShape, name: string, size: number): [name: string, elements: number][] {
   const { phi, l } = shape.nsa;
   if (shape.attention !== 'nsa' || phi === 'avg') return [];
   const position = l * headShapeOf(shape).groups * size;
   const hidden = phiHiddenSize(shape);
-  return phi === 'conv' ? [position] : [position, hidden * l * size, size * hidden];
+  if (phi === 'conv') return [[`${name}.weight`, position]];
+  return [
+    [`${name}.position`, position],
+    [`${name}.w1`, hidden * l * size],
+    [`${name}.w2`, size * hidden],
+  ];
 }
 
 /** Equal matrices: rows, columns, and how many there are. */
@@ -139,6 +175,41 @@ export function weightMatrices(shape: ModelShape): { rows: number; columns: numb
   return [...found.values()];
 }
 
+/** What a training changes: parts of the model, or adapters beside it. */
+interface TrainedPart {
+  /** Elements of the model's parameters that are trained. */
+  readonly elements: number;
+  readonly adapters: readonly LinearLayer[];
+  readonly rank: number;
+  /** Layers below it keep nothing for the backward pass. */
+  readonly firstLayer: number;
+  readonly hasHead: boolean;
+}
+
+function trainedPart(shape: ModelShape, { train }: Pick<Config, 'train'>): TrainedPart {
+  const whole = { elements: parameterCount(shape), adapters: [], rank: 0, firstLayer: 0, hasHead: true };
+  if (train.lora !== null) {
+    const { rank, targets } = train.lora;
+    const adapters = targetedLayers(linearLayers(shape), targets, 'train.lora.targets');
+    return { ...whole, elements: 0, adapters, rank, hasHead: false };
+  }
+  if (train.trainable === null) return whole;
+  const named = namedParameters(shape);
+  const isTrained = matcher(
+    train.trainable,
+    named.map(([name]) => name),
+  );
+  const trained = named.filter(([name]) => isTrained(name));
+  const layerOf = (name: string) =>
+    name === 'embedding' ? 0 : Number(/^blocks\.(\d+)\./.exec(name)?.[1] ?? shape.nLayers);
+  return {
+    ...whole,
+    elements: sum(trained.map(([, size]) => size)),
+    firstLayer: Math.min(...trained.map(([name]) => layerOf(name))),
+    hasHead: trained.some(([name]) => name === (shape.tieEmbeddings ? 'embedding' : 'head')),
+  };
+}
+
 /** Estimated bytes of a training step. Allocates nothing. */
 export function estimateMemory(
   shape: ModelShape,
@@ -146,16 +217,21 @@ export function estimateMemory(
   on: Device['kind'] = config.runtime.device === 'cuda' ? 'cuda' : 'cpu',
 ): MemoryEstimate {
   const rounds = computeDtype(config.runtime, on) === 'bf16';
-  const weights = FLOAT * parameterCount(shape);
+  const part = trainedPart(shape, config);
+  const ofAdapters = part.rank * sum(part.adapters.map(({ inputs, outputs }) => inputs + outputs));
+  const [frozen, changed] = [parameterCount(shape) - part.elements, part.elements + ofAdapters];
   const matrices = sum(layerShapes(shape).map(blockMatrices)) + shape.vocabSize * shape.dim;
-  const trained = config.train.optimizer === 'muon' ? weightMatrices(shape) : [];
-  const oneMoment = sum(trained.map(({ rows, columns, count }) => rows * columns * count));
-  const state = COPIES * weights - FLOAT * oneMoment + (rounds ? BF16 * matrices : 0);
+  const trained = config.train.optimizer === 'muon' && part.adapters.length === 0 ? weightMatrices(shape) : [];
+  const oneMoment = Math.min(part.elements, sum(trained.map(({ rows, columns, count }) => rows * columns * count)));
+  const copied = rounds ? BF16 * (matrices + ofAdapters) : 0;
+  const state = FLOAT * (frozen + COPIES * changed - oneMoment) + copied;
   const setting = { on, bytes: rounds ? BF16 : FLOAT };
   // The update comes when the activations are freed.
   const updating = trained.map(({ rows, columns, count }) => setting.bytes * muonElements(on, count, rows, columns));
-  const peak = Math.max(peakBytes(shape, config, setting), ...updating);
+  const peak = Math.max(peakBytes(shape, config, setting, part), ...updating);
   const activations = peak + evaluationBytes(shape, config, setting);
+  // A checkpoint of adapters holds them alone.
+  const weights = FLOAT * (part.adapters.length > 0 ? ofAdapters : parameterCount(shape));
   return { weights, state, activations, total: state + activations };
 }
 
@@ -166,7 +242,12 @@ interface Setting {
 }
 
 /** Peak bytes of a step: the maximum over the points where it can occur, the loss and the passes of every layer. */
-function peakBytes(shape: ModelShape, config: Pick<Config, 'train' | 'runtime'>, setting: Setting): number {
+function peakBytes(
+  shape: ModelShape,
+  config: Pick<Config, 'train' | 'runtime'>,
+  setting: Setting,
+  part: TrainedPart,
+): number {
   const { train, runtime } = config;
   const tokens = train.seq_len * train.batch_size;
   const { bytes } = setting;
@@ -175,19 +256,25 @@ function peakBytes(shape: ModelShape, config: Pick<Config, 'train' | 'runtime'>,
   const again = isCheckpointed ? stream : 0;
   let before = 0; // what the layers below keep
   let inLayers = 0;
-  for (const layer of layerShapes(shape)) {
+  for (const [index, layer] of layerShapes(shape).entries()) {
     const fused = fusedParts(layer, config, setting);
     const fp8 = fp8Layers(layer, config, setting);
     const { heads, dv } = headShapeOf(layer);
     // A layer in FP8 keeps the codes of its input instead of its input.
     const saved = (name: keyof Fp8Layers, inputs: number) => (fp8?.[name] ? (bytes - FP8) * tokens * inputs : 0);
-    const attention = tokens * attentionKept(layer, bytes) + (fused?.kept ?? 0) - saved('projection', shape.dim);
+    const kept = attentionKept(layer, bytes) + scorerKept(layer, config);
+    const attention = tokens * kept + (fused?.kept ?? 0) - saved('projection', shape.dim);
     const attended = bytes * tokens * heads * dv - saved('output', heads * dv);
     const feedForward =
       tokens * feedForwardKept(layer, bytes) - saved('up', shape.dim) - saved('down', hiddenSize(shape));
     // The codes of a gradient, in both layouts.
     const codes = (name: keyof Fp8Layers, outputs: number) => (fp8?.[name] ? 2 * FP8 * tokens * outputs : 0);
-    const block = stream + attention + attended + feedForward;
+    if (index < part.firstLayer) {
+      const inFeedForward = bytes * tokens * (upSize(layer) + hiddenSize(layer));
+      inLayers = Math.max(inLayers, 2 * stream + Math.max(inFeedForward, attention + (fused?.forward ?? 0)));
+      continue;
+    }
+    const block = stream + attention + attended + feedForward + adapterBytes(part, index, tokens, setting);
     const inForward = before + block - feedForward + (fused?.forward ?? 0);
     const inFeedForward = before + block + again + stream + bytes * tokens * upSize(layer) + codes('up', upSize(layer));
     const inAttention =
@@ -205,7 +292,7 @@ function peakBytes(shape: ModelShape, config: Pick<Config, 'train' | 'runtime'>,
   }
   const atLoss =
     before +
-    lossBytes(shape, tokens, setting) +
+    lossBytes(shape, tokens, setting, part) +
     (fp8Layers(shape, config, setting)?.head
       ? FP8 * (logitRows(shape, tokens, setting) + shape.dim) * shape.vocabSize
       : 0) +
@@ -228,7 +315,7 @@ function fp8Layers(
   const { dim, vocabSize } = shape;
   const { heads, groups, dk, dv } = headShapeOf(shape);
   const tokens = train.seq_len * train.batch_size;
-  const isStacked = shape.attention === 'nsa' && !shape.qkvBias;
+  const isStacked = shape.attention === 'nsa' && !shape.qkvBias && gateInputs(shape) === dim;
   const gate = isStacked ? 3 * heads : 0;
   const columns = heads * dk + projectionPairs(shape) * groups * (dk + dv) + gate;
   const hidden = hiddenSize(shape);
@@ -271,6 +358,8 @@ function fusedParts(
   const options = kernelOptions({ runtime });
   const fusedShape = { heads: headShapeOf(shape), sparse: sparseShapeOf(shape) };
   const serves =
+    train.scorer_loss === 0 &&
+    shape.nsa.rope === 'all' &&
     !options.parity &&
     options.kernel !== 'reference' &&
     train.seq_len >= (options.fusedFrom ?? 0) &&
@@ -295,11 +384,18 @@ function attentionKept(shape: LayerShape, bytes: number): number {
   const input = pairs > 1 ? pair : nsa.cmpRope === 'before' ? 0 : groups * dk;
   const raw = nsa.phi === 'conv' ? input : 0;
   const unfolded = nsa.phi === 'mlp' ? (groups * (nsa.l * (dk + dv) + 4 * phiHiddenSize(shape))) / nsa.d : 0;
+  const queries = nsa.rope === 'window' ? 2 * heads * dk : heads * dk; // those of the window are others
   const branches = 3 * heads * dv;
   const numbers = 3 * heads + 3 * heads + groups * nsa.nSel; // log-sum-exps, gates, selections
   return (
-    norm + bytes * (heads * dk + Math.min(2, pairs) * pair + compressed + raw + unfolded + branches) + FLOAT * numbers
+    norm + bytes * (queries + Math.min(2, pairs) * pair + compressed + raw + unfolded + branches) + FLOAT * numbers
   );
+}
+
+/** Bytes per token that the scorer loss keeps: a gradient for each group's selected blocks, and a mean for each head. */
+function scorerKept(shape: LayerShape, { train }: Pick<Config, 'train'>): number {
+  const { heads, groups } = headShapeOf(shape);
+  return train.scorer_loss > 0 && shape.attention === 'nsa' ? FLOAT * (groups * shape.nsa.nSel + heads) : 0;
 }
 
 /** The same for the feed-forward layer: its input, the norm, and input and output of the activation. */
@@ -324,10 +420,20 @@ function attentionGradients(shape: LayerShape, bytes: number, isFused: boolean):
 }
 
 /** Bytes of one chunk of logits and of the gradients that the loss computes. */
-function lossBytes(shape: ModelShape, tokens: number, setting: Setting): number {
+function lossBytes(shape: ModelShape, tokens: number, setting: Setting, { hasHead }: TrainedPart): number {
   const { vocabSize: vocab, dim } = shape;
   const { bytes } = setting;
-  return bytes * logitRows(shape, tokens, setting) * vocab + bytes * tokens * dim + FLOAT * vocab * dim;
+  const gradient = hasHead ? FLOAT * vocab * dim : 0;
+  return bytes * logitRows(shape, tokens, setting) * vocab + bytes * tokens * dim + gradient;
+}
+
+/**
+ * What the adapters of a layer keep: their inner values, and B among rows of zeros where several layers are rows of one
+ * parameter. The latter is small beside the former.
+ */
+function adapterBytes({ adapters, rank }: TrainedPart, layer: number, tokens: number, { bytes }: Setting): number {
+  const own = adapters.filter(({ parameter }) => parameter.startsWith(`blocks.${layer}.`));
+  return sum(own.map(({ from, outputs }) => bytes * rank * (tokens + from + outputs)));
 }
 
 function logitRows({ vocabSize: vocab }: LayerShape, tokens: number, setting: Setting): number {

@@ -6,6 +6,7 @@ import type { Config } from '../config/schema.js';
 import { isBuiltInTokenizer } from '../data/tokenizers/built-in.js';
 import { UsageError } from '../errors.js';
 import { isShallow, readRegularFile, writeFileAtomic } from '../files.js';
+import { isHubName } from '../hub/name.js';
 
 const FORMAT = 'trefoil';
 /** Raise it with every change that older code would misread. */
@@ -93,7 +94,7 @@ export function isModelConfig(path: string): boolean {
 }
 
 function tokenizerSpec(path: string, tokenizer: string): string {
-  return isBuiltInTokenizer(tokenizer) ? tokenizer : resolve(dirname(path), tokenizer);
+  return isBuiltInTokenizer(tokenizer) || isHubName(tokenizer) ? tokenizer : resolve(dirname(path), tokenizer);
 }
 
 /** Puts the file's name in front of what is wrong inside it, all in one line. */

@@ -109,10 +109,14 @@ export interface SparseModelShape {
   readonly phiHidden: number | null;
   /** Where compressed keys get their positions. */
   readonly cmpRope: 'after' | 'before' | 'none';
+  /** Which branches see positions. */
+  readonly rope: 'all' | 'window';
   /** How the three branches are weighed. */
   readonly gate: 'softmax' | 'sigmoid';
   /** Temperature of the gate. */
   readonly gateTemp: number;
+  /** Inputs of the gate: the first of `dim`; 0 = all. */
+  readonly gateInputs: number;
   /** Debugging: one branch only. */
   readonly forceBranch: 'none' | 'cmp' | 'sel' | 'win';
   /** Debugging: every branch weighs one third. */
@@ -171,8 +175,10 @@ export function modelShape({ model, nsa }: Pick<Config, 'model' | 'nsa'>, vocabu
       phi: nsa.phi,
       phiHidden: nsa.phi_hidden,
       cmpRope: nsa.cmp_rope,
+      rope: nsa.rope,
       gate: nsa.gate,
       gateTemp: nsa.gate_temp,
+      gateInputs: nsa.gate_inputs,
       forceBranch: nsa.force_branch,
       forceUniformGate: nsa.force_uniform_gate,
       stopgradGates: nsa.stopgrad_gates,
@@ -243,18 +249,36 @@ export function sparseLayers(shape: ModelShape): number[] {
   return layerShapes(shape).flatMap(({ attention }, layer) => (attention === 'nsa' ? [layer] : []));
 }
 
+/** A config key in which two shapes differ, with both values. */
+export interface ShapeDifference {
+  readonly key: string;
+  readonly a: unknown;
+  readonly b: unknown;
+}
+
+/** The config keys in which two shapes differ. The same width of the feed-forward may be written in two ways. */
+export function shapeDifferences(a: ModelShape, b: ModelShape): ShapeDifference[] {
+  const [first, second] = [configKeysOf(a), configKeysOf(b)];
+  const keys = [...new Set([...first.keys(), ...second.keys()])];
+  return keys.flatMap((key) => {
+    if (key.startsWith('model.mlp_') && key !== 'model.mlp_bias' && hiddenSize(a) === hiddenSize(b)) return [];
+    const [x, y] = [first.get(key), second.get(key)];
+    return JSON.stringify(x) === JSON.stringify(y) ? [] : [{ key, a: x, b: y }];
+  });
+}
+
 /** The first key in which two shapes differ, as `key: a and b`; null when they are equal. */
 export function shapeDifference(a: ModelShape, b: ModelShape): string | null {
-  const flat = ({ nsa, ropeScaling, layerPattern, ...model }: ModelShape) =>
-    new Map<string, unknown>([
-      ...Object.entries(model),
-      ['ropeScaling', JSON.stringify(ropeScaling)],
-      ['layerPattern', layerPattern.join()],
-      ...Object.entries(nsa).map(([key, value]) => [`nsa.${key}`, value] as const),
-    ]);
-  const [first, second] = [flat(a), flat(b)];
-  for (const [key, value] of first) if (value !== second.get(key)) return `${key}: ${value} and ${second.get(key)}`;
-  return null;
+  const [first] = shapeDifferences(a, b);
+  return first ? `${first.key}: ${first.a} and ${first.b}` : null;
+}
+
+/** The sizes of a shape by the config key that sets them. */
+function configKeysOf({ nsa, ropeScaling, ...model }: ModelShape): Map<string, unknown> {
+  const snake = (name: string) => name.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`);
+  const named = (prefix: string, values: object) =>
+    Object.entries(values).map(([name, value]) => [`${prefix}${snake(name)}`, value] as const);
+  return new Map([...named('model.', model), ...named('model.rope_', ropeScaling), ...named('nsa.', nsa)]);
 }
 
 export function headShapeOf({ nHeads, nKvGroups, dK, dV }: LayerShape): HeadShape {
@@ -279,4 +303,14 @@ export function hiddenSize({ dim, mlpRatio, mlpHidden }: LayerShape): number {
 /** Width of phi's hidden layer (nsa.phi: mlp). */
 export function phiHiddenSize({ nsa, dK }: LayerShape): number {
   return nsa.phiHidden ?? 2 * dK;
+}
+
+/** Inputs of the gate, from the first on. */
+export function gateInputs({ dim, nsa }: Pick<ModelShape, 'dim' | 'nsa'>): number {
+  return nsa.gateInputs === 0 ? dim : nsa.gateInputs;
+}
+
+/** Whether the queries of all branches are rotated; otherwise only those of the window (`nsa.rope`). */
+export function seesPositions({ attention, nsa }: LayerShape): boolean {
+  return attention !== 'nsa' || nsa.rope === 'all';
 }

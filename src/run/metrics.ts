@@ -138,6 +138,12 @@ export const METRICS = {
     source: TRAINER,
     rules: ['fetch', 'fetch_stall'],
   },
+  save_pause_s: {
+    meaning:
+      'Wait for a checkpoint between the step before and this one: for its copy (train.async_save), or until it is written.',
+    unit: 's',
+    source: RUN,
+  },
   fetch_p50_ms: {
     meaning: 'Median of the newest 256 waits, without the first 8 of a process.',
     unit: 'ms',

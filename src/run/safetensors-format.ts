@@ -119,6 +119,8 @@ export function toFloat64(tensor: SafeTensor): Float64Array {
 const MAX_HEADER_BYTES = 16_000_000;
 /** Bytes of the little-endian uint64 in front of the header. */
 export const PREFIX_BYTES = 8;
+/** A header has three: all tensors, one of them, its shape. Parsing millions of levels takes seconds. */
+const MAX_LEVELS = 16;
 const METADATA_NAME = '__metadata__';
 
 export interface TensorEntry {
@@ -211,6 +213,7 @@ function refusal(path: string, reason: string, cause?: unknown): UsageError {
 }
 
 function parseJson(path: string, text: Uint8Array): unknown {
+  if (!isShallowText(text)) throw refusal(path, `the header has more than ${MAX_LEVELS} levels`);
   let json: string;
   let parsed: unknown;
   try {
@@ -222,6 +225,24 @@ function parseJson(path: string, text: Uint8Array): unknown {
   const duplicate = findDuplicateKey(json);
   if (duplicate !== undefined) throw refusal(path, `the name ${quote(duplicate)} appears twice in the header`);
   return parsed;
+}
+
+const [QUOTE, BACKSLASH] = ['"', '\\'].map((character) => character.charCodeAt(0));
+const [OPENS, CLOSES] = ['{[', '}]'].map((both) => [...both].map((character) => character.charCodeAt(0)));
+
+/** Whether JSON text, which need not be valid, has at most `MAX_LEVELS` levels. */
+function isShallowText(text: Uint8Array): boolean {
+  let depth = 0;
+  let isInString = false;
+  for (let i = 0; i < text.length; i++) {
+    const byte = text[i];
+    if (byte === QUOTE) isInString = !isInString;
+    else if (isInString) i += Number(byte === BACKSLASH);
+    else if (byte === OPENS[0] || byte === OPENS[1]) depth += 1;
+    else if (byte === CLOSES[0] || byte === CLOSES[1]) depth -= 1;
+    if (depth > MAX_LEVELS) return false;
+  }
+  return true;
 }
 
 /** The first key that appears twice in one object of valid JSON text: JSON.parse silently keeps the last one. */

@@ -49,6 +49,7 @@ const ATTACKS: [name: string, header: unknown, dataBytes: number, reason: string
   ['bytes at the end', { a: f32(0, 4) }, 8, 'belong to no tensor'],
   ['bytes and no tensors', {}, 8, 'belong to no tensor'],
   ['metadata of numbers', { __metadata__: { step: 3 } }, 0, '"step" is not a string'],
+  ['a million levels', `${'{"a":'.repeat(1e6)}1${'}'.repeat(1e6)}`, 0, 'more than 16 levels'],
   ['metadata of a list', { __metadata__: [] }, 0, 'metadata'],
 ];
 
@@ -65,8 +66,9 @@ test('bytes that are not UTF-8 are refused', () => {
 });
 
 test('braces and escaped quotes inside names do not confuse the search for duplicates', () => {
-  const header = { '{"a\\': f32(0, 4), 'a"}': f32(4, 8), '': f32(8, 12), shape: f32(12, 16) };
-  expect([...parse(header, 16).entries.keys()]).toEqual(['{"a\\', 'a"}', '', 'shape']);
+  const names = ['{"a\\', 'a"}', '', 'shape', '{'.repeat(50), `"\\${'['.repeat(50)}`];
+  const header = Object.fromEntries(names.map((name, i) => [name, f32(4 * i, 4 * i + 4)]));
+  expect([...parse(header, 4 * names.length).entries.keys()]).toEqual(names);
 });
 
 test('a name from the prototype is an ordinary name', () => {

@@ -211,8 +211,11 @@ export interface TensorSource {
   read(name: string): SafeTensor;
   /** Bytes `from` to `to` of a tensor, piece by piece; a piece is valid until the next. */
   pieces(name: string, from: number, to: number): Iterable<Uint8Array>;
-  /** The rows of a tensor in their files, in order; none if they are all zero. Valid until `close`. */
-  parts(name: string): readonly RowsInFile[];
+  /**
+   * The rows of a tensor in their files, in order; none if they are all zero, null if its values are in no file. Valid
+   * until `close`.
+   */
+  parts(name: string): readonly RowsInFile[] | null;
   close(): void;
 }
 

@@ -11,6 +11,9 @@ import type { HostEvent, ModelHost } from './host.js';
 import type { PackedLogprobs } from './logprobs.js';
 import type { Metrics } from './metrics.js';
 import { type Job, type Prompt, requestOf } from './protocol.js';
+import { MessagesTranslation } from './protocols/messages.js';
+import { ResponsesTranslation } from './protocols/responses.js';
+import type { ChatChoice, Translation } from './protocols/translation.js';
 import type { Turns } from './turns.js';
 
 /** Fields of the log about a request. */
@@ -49,6 +52,15 @@ export interface AnswerOptions {
   readonly metrics: Metrics;
   /** When requests go to the model. */
   readonly turns: Turns;
+  /** The body of an error in the form of the route. */
+  readonly errorBody: (error: HttpError) => object;
+}
+
+function translationOf(job: Job, { id, model }: AnswerOptions, created: number): Translation | null {
+  if (!job.translated) return null;
+  const { protocol, echoed } = job.translated;
+  const request = { id, model, created, promptTokens: job.promptTokens, echoed };
+  return protocol === 'responses' ? new ResponsesTranslation(request) : new MessagesTranslation(request);
 }
 
 export class Answer {
@@ -62,6 +74,8 @@ export class Answer {
   readonly #startedAt = performance.now();
   /** The fields that all JSON values of the answer begin with, formatted once: they are most of a frame. */
   readonly #head: string;
+  /** Writes the answer in another protocol; null for OpenAI's completions and chats. */
+  readonly #translation: Translation | null;
   /** Where a stream is written; null for an answer of one JSON value. */
   #stream: EventStream | null = null;
   #prompts: readonly Prompt[] = [];
@@ -88,11 +102,13 @@ export class Answer {
       hasFirst: false,
       lastAt: this.#startedAt,
     }));
+    const created = Math.floor(Date.now() / 1000);
+    this.#translation = translationOf(job, options, created);
     const object = job.kind === 'chat' ? 'chat.completion' : 'text_completion';
     const head = {
       id: options.id,
       object: job.stream && job.kind === 'chat' ? `${object}.chunk` : object,
-      created: Math.floor(Date.now() / 1000),
+      created,
       model: options.model,
     };
     this.#head = JSON.stringify(head).slice(1, -1);
@@ -116,6 +132,10 @@ export class Answer {
       return;
     }
     this.#stream = new EventStream(this.#response, headers);
+    if (this.#translation) {
+      this.#stream.send(this.#translation.begin());
+      return;
+    }
     this.#stream.send(
       this.#job.kind === 'chat'
         ? this.#choices.map(({ format }) => this.#frame([format.role()])).join('')
@@ -193,6 +213,7 @@ export class Answer {
       } else {
         piece.text += event.text;
         piece.finish = finishedReason(event.finishReason);
+        if (event.stop !== undefined) piece.stop = event.stop;
       }
     }
     this.#count(choice, events);
@@ -229,6 +250,7 @@ export class Answer {
 
   #join({ all }: Choice, piece: ChoiceDelta): void {
     all.finish = piece.finish ?? all.finish;
+    if (piece.stop !== undefined) all.stop = piece.stop;
     if (this.#job.stream) return; // already written
     all.text += piece.text;
     for (const position of piece.positions) all.positions.push(position);
@@ -254,7 +276,7 @@ export class Answer {
   }
 
   #progress({ total, cached, processed }: Extract<HostEvent, { type: 'progress' }>): string {
-    if (!this.#job.stream || !this.#job.returnProgress) return '';
+    if (!this.#job.stream || !this.#job.returnProgress || this.#translation) return '';
     const seconds = (performance.now() - this.#startedAt) / 1000;
     const read = processed - cached;
     const left = read > 0 ? Math.round(1000 * (seconds / read) * (total - processed)) / 1000 : null;
@@ -263,6 +285,7 @@ export class Answer {
   }
 
   #frame(choices: readonly object[], more: object = {}): string {
+    if (this.#translation) return choices.map((choice) => this.#translation?.chunk(choice as ChatChoice)).join('');
     const usage = this.#job.includeUsage ? { usage: null } : {};
     return eventFrame(this.#json({ choices, ...usage, ...more }));
   }
@@ -275,10 +298,17 @@ export class Answer {
   #end(frames: string): void {
     const usage = usageOf(this.#usages(), this.#job.n);
     if (this.#stream) {
+      if (this.#translation) frames += this.#translation.end(usage);
       this.#endStream(frames + (this.#job.includeUsage ? this.#frame([], { usage }) : ''));
       return;
     }
     this.#isEnding = true;
+    if (this.#translation) {
+      const text = [...this.#choices[0].format.whole(null, this.#choices[0].all, this.#prompts[0])].join('');
+      const answer = this.#translation.whole(JSON.parse(text) as ChatChoice, usage);
+      sendJson(this.#response, JSON.stringify(answer));
+      return;
+    }
     const pieces = this.#whole(usage);
     const characters = this.#choices.reduce(
       (sum, { echo, all }) => sum + all.text.length + (echo?.text.length ?? 0),
@@ -311,8 +341,8 @@ export class Answer {
     try {
       this.cancel();
       if (this.#isOver || this.#isEnding) this.#response.destroy();
-      else if (this.#stream) this.#endStream(eventFrame(JSON.stringify(error.body)));
-      else sendError(this.#response.req, this.#response, error);
+      else if (this.#stream) this.#endStream(this.#translation?.fail(error) ?? eventFrame(JSON.stringify(error.body)));
+      else sendError(this.#response.req, this.#response, error, this.#options.errorBody(error));
     } catch (second) {
       console.error(second);
       this.#response.destroy();
@@ -322,7 +352,7 @@ export class Answer {
 
   #endStream(frames: string): void {
     this.#isOver = true;
-    this.#stream?.send(frames + eventFrame('[DONE]'));
+    this.#stream?.send(frames + (this.#translation ? '' : eventFrame('[DONE]')));
     this.#stream?.end();
   }
 

@@ -1,9 +1,13 @@
 /** Answers in the shapes of the OpenAI API: whole completions, chunks of a stream, log-probabilities. */
+import { randomBytes } from 'node:crypto';
+import { ID_LENGTH } from '../data/answer-form.js';
 import type { StreamDecoder, Tokenizer } from '../data/tokenizer.js';
+import { AnswerParser, type AnswerPart, type ParsedAnswer, parseAnswer } from '../infer/answer-parser.js';
 import type { FinishReason, PositionLogprobs, RequestUsage } from '../infer/engine/request.js';
 import { logprobsAt, type PackedLogprobs } from './logprobs.js';
 import type { FinishedReason } from './metrics.js';
 import type { Job, Prompt } from './protocol.js';
+import type { ChatUsage } from './protocols/translation.js';
 
 /** One position of the text of a choice; the first token of a prompt has no log-probability. */
 export interface Position {
@@ -11,11 +15,16 @@ export interface Position {
   readonly logprobs: PositionLogprobs | null;
 }
 
+/** Why a choice ended, as clients are told. */
+export type ChoiceFinish = FinishedReason | 'tool_calls';
+
 /** Something new in a choice: text, the tokens behind it, and why it ended. */
 export interface ChoiceDelta {
   text: string;
   readonly positions: Position[];
-  finish: FinishedReason | null;
+  finish: ChoiceFinish | null;
+  /** The stop string that ended it, for protocols that tell it. */
+  stop?: string;
 }
 
 /** The prompt as the beginning of a text, for `echo`. It may be long. */
@@ -34,7 +43,11 @@ export function finishedReason(reason: FinishReason): FinishedReason {
   return reason === 'length' || reason === 'context' ? 'length' : 'stop';
 }
 
-export function usageOf(usages: readonly RequestUsage[], n: number): object {
+function finishOf(finish: ChoiceFinish | null, hasCalls: boolean): ChoiceFinish | null {
+  return hasCalls && finish === 'stop' ? 'tool_calls' : finish;
+}
+
+export function usageOf(usages: readonly RequestUsage[], n: number): ChatUsage {
   const sum = (of: (usage: RequestUsage) => number, every = 1) =>
     usages.reduce((total, usage, i) => total + (i % every === 0 ? of(usage) : 0), 0);
   // A prompt counts once, however many choices it has.
@@ -55,8 +68,12 @@ export class ChoiceFormat {
   readonly #tokenizer: Tokenizer;
   readonly #offsets: StreamDecoder;
   #offset = 0;
+  /** Takes the text of a stream apart; null if all of it is the answer. */
+  readonly #parser: AnswerParser | null;
+  #calls = 0;
 
   constructor(job: Job, index: number, tokenizer: Tokenizer) {
+    this.#parser = job.stream && job.answer ? new AnswerParser(job.answer) : null;
     this.#job = job;
     this.#index = index;
     this.#tokenizer = tokenizer;
@@ -74,15 +91,21 @@ export class ChoiceFormat {
 
   /** The JSON of a choice of a whole answer: the echo, then `rest`. */
   *whole(echo: Echo | null, rest: ChoiceDelta, prompt: Prompt): Generator<string> {
-    const text = (echo?.text ?? '') + rest.text;
+    const { kind, answer } = this.#job;
+    const parsed = answer ? parseAnswer(answer, rest.text) : null;
+    const text = (echo?.text ?? '') + (parsed?.content ?? rest.text);
     const slices = () => this.#slices(echo, rest.positions);
     yield `{"index":${this.#index},"logprobs":`;
     if (this.#job.logprobs === null) yield 'null';
     else yield* this.#columns(slices);
-    yield `,"finish_reason":${JSON.stringify(rest.finish)},`;
-    yield this.#job.kind === 'chat' ? '"message":{"role":"assistant","content":' : '"text":';
-    yield* textPieces(text);
-    if (this.#job.kind === 'chat') yield ',"refusal":null}';
+    const hasCalls = parsed !== null && parsed.calls.length > 0;
+    yield `,"finish_reason":${JSON.stringify(finishOf(rest.finish, hasCalls))},`;
+    if (this.#job.translated && rest.stop !== undefined) yield `"stop_reason":${JSON.stringify(rest.stop)},`;
+    yield kind === 'chat' ? '"message":{"role":"assistant","content":' : '"text":';
+    if (hasCalls && text.trim() === '') yield 'null';
+    else yield* textPieces(text);
+    if (parsed) yield* this.#others(parsed);
+    if (kind === 'chat') yield ',"refusal":null}';
     if (this.#job.returnTokenIds) {
       yield ',"token_ids":';
       yield* listPieces(slices(), (slice) => slice.map(({ token }) => token));
@@ -90,6 +113,30 @@ export class ChoiceFormat {
       yield* listPieces(tokenSlices(prompt.tokens), (slice) => Array.from(slice));
     }
     yield '}';
+  }
+
+  /** Reasoning and calls of a whole message. */
+  *#others({ reasoning, calls }: ParsedAnswer): Generator<string> {
+    if (reasoning !== '') {
+      yield ',"reasoning_content":';
+      yield* textPieces(reasoning);
+    }
+    for (const [i, call] of calls.entries()) {
+      const id = JSON.stringify(this.#callId());
+      yield `${i === 0 ? ',"tool_calls":[' : ','}{"id":${id},"type":"function","function":{"name":`;
+      yield `${JSON.stringify(call.name)},"arguments":`;
+      yield* textPieces(call.arguments);
+      yield '}}';
+    }
+    if (calls.length > 0) yield ']';
+  }
+
+  /** Templates that write ids into the text take short ones. */
+  #callId(): string {
+    const { calls } = this.#job.answer ?? { calls: null };
+    const isShort = [calls?.middle, calls?.between, calls?.end].some((texts) => (texts?.length ?? 1) > 1);
+    const random = randomBytes(12).toString('hex');
+    return isShort ? random.slice(0, ID_LENGTH) : `call_${random}`;
   }
 
   /** The first choice of a chat stream. */
@@ -117,10 +164,42 @@ export class ChoiceFormat {
     if (this.#job.kind === 'completion')
       return [{ index: this.#index, text: piece.text, logprobs, finish_reason: piece.finish, ...ids }];
     const chunks: object[] = [];
-    if (piece.text !== '' || piece.positions.length > 0)
-      chunks.push({ index: this.#index, delta: { content: piece.text }, logprobs, finish_reason: null, ...ids });
-    if (piece.finish) chunks.push({ index: this.#index, delta: {}, logprobs: null, finish_reason: piece.finish });
+    const add = (delta: object, i: number) =>
+      chunks.push({
+        index: this.#index,
+        delta,
+        logprobs: i === 0 ? logprobs : null,
+        finish_reason: null,
+        ...(i === 0 ? ids : {}),
+      });
+    const deltas = this.#parser
+      ? this.#deltas(this.#parser, piece)
+      : piece.text === ''
+        ? []
+        : [{ content: piece.text }];
+    if (deltas.length === 0 && piece.positions.length > 0) deltas.push({ content: '' });
+    deltas.forEach(add);
+    const finish = finishOf(piece.finish, this.#calls > 0);
+    const stop = this.#job.translated && piece.stop !== undefined ? { stop_reason: piece.stop } : {};
+    if (finish) chunks.push({ index: this.#index, delta: {}, logprobs: null, finish_reason: finish, ...stop });
     return chunks;
+  }
+
+  #deltas(parser: AnswerParser, { text, finish }: ChoiceDelta): object[] {
+    const parts = parser.push(text);
+    if (finish) parts.push(...parser.end());
+    return parts.map((part) => this.#delta(part));
+  }
+
+  /** The first delta of a call has its name, those after it pieces of the arguments. */
+  #delta(part: AnswerPart): object {
+    if (part.type === 'content') return { content: part.text };
+    if (part.type === 'reasoning') return { reasoning_content: part.text };
+    if (part.type === 'arguments')
+      return { tool_calls: [{ index: this.#calls - 1, function: { arguments: part.text } }] };
+    const call = { id: this.#callId(), type: 'function', function: { name: part.name, arguments: '' } };
+    this.#calls += 1;
+    return { tool_calls: [{ index: this.#calls - 1, ...call }] };
   }
 
   /** The positions of an echo and those after it. */

@@ -199,6 +199,7 @@ export interface WorkerSettings {
   readonly threads?: number;
   readonly precision?: 'fp32' | 'bf16';
   readonly weights?: LoadOptions['weights'];
+  readonly adapter?: string;
   readonly engine: EngineOptions;
 }
 

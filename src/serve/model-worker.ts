@@ -7,13 +7,21 @@ import { loadModel } from '../infer/load.js';
 import { type FromWorker, serveThread, type WorkerSettings } from './host.js';
 
 if (!parentPort) throw new Error('this module is the program of a worker thread');
-const { model: path, device: kind, threads, precision, weights = 'file', engine } = workerData as WorkerSettings;
+const {
+  model: path,
+  device: kind,
+  threads,
+  precision,
+  weights = 'file',
+  adapter,
+  engine,
+} = workerData as WorkerSettings;
 try {
   // Without trials of algorithms: prompts have too many lengths for them, and a restart must not change answers.
   const device = openDevice(kind, { ...(threads === undefined ? {} : { threads }), deterministic: true });
   const dtype = precision === undefined ? undefined : precision === 'bf16' ? 'bf16' : 'f32';
-  const { model, tokenizer, config, step, warnings, endTokens } = loadModel(device, path, dtype, { weights });
-  const describe = `model: ${path} (step ${step}, ${model.parameterCount.toLocaleString('en')} parameters, ${device.kind})`;
+  const { model, tokenizer, config, step, warnings, endTokens } = loadModel(device, path, dtype, { weights, adapter });
+  const describe = `model: ${path}${adapter === undefined ? '' : ` with ${adapter}`} (step ${step}, ${model.parameterCount.toLocaleString('en')} parameters, ${device.kind})`;
   const source = { model, tokenizer, endTokens, config: withEnvironment(config, process.env) };
   await serveThread(parentPort, source, engine, { warnings, describe });
 } catch (error) {

@@ -42,6 +42,8 @@ export interface ServeOptions extends ListenOptions {
   readonly precision?: 'fp32' | 'bf16';
   /** In what type the CPU holds weights. Default `file`. */
   readonly weights?: LoadOptions['weights'];
+  /** Folder of a LoRA adapter, which is added to the weights (`loadModel`). */
+  readonly adapter?: string;
   /** How requests are batched and cached. The length of the queue is the server's `maxQueued`. */
   readonly engine?: Omit<EngineOptions, 'maxQueued' | 'maxQueuedTokens'>;
   /** Gets lines for people while the model is loaded: what is loaded, warnings. */

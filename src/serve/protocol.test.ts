@@ -50,9 +50,10 @@ describe('the tokens of a text', () => {
 });
 
 it('every sampling parameter of a body reaches the sampler', () => {
-  const sampling = { temperature: 0.5, top_k: 7, top_p: 0.9, min_p: 0.1, repetition_penalty: 1.5, seed: 3 };
-  const { job, prompts } = parseCompletion({ prompt: 'a', ...sampling }, model);
-  const camel = Object.entries(sampling).map(([name, value]) => [
+  const sampling = { temperature: 0.5, top_k: 7, top_p: 0.9, min_p: 0.1, repetition_penalty: 1.5 };
+  const others = { frequency_penalty: 0.5, presence_penalty: -0.5, logit_bias: { 65: -100, 7: 2 }, seed: 3 };
+  const { job, prompts } = parseCompletion({ prompt: 'a', ...sampling, ...others }, model);
+  const camel = Object.entries({ ...sampling, ...others }).map(([name, value]) => [
     name.replace(/_(.)/g, (_, c) => c.toUpperCase()),
     value,
   ]);
@@ -120,16 +121,7 @@ describe('a request is refused before work starts', () => {
   });
 
   it.each([
-    ...[
-      'logit_bias',
-      'frequency_penalty',
-      'presence_penalty',
-      'best_of',
-      'suffix',
-      'tools',
-      'tool_choice',
-      'functions',
-    ],
+    ...['best_of', 'suffix', 'tools', 'tool_choice', 'functions'],
     ...['function_call', 'parallel_tool_calls', 'modalities', 'audio', 'prediction', 'reasoning_effort'],
     ...['web_search_options', 'store', 'service_tier', 'verbosity'],
   ])('if %s is not supported, however deep it is', (name) => {
@@ -142,7 +134,8 @@ describe('a request is refused before work starts', () => {
     const long = 'x'.repeat(10_000);
     const messages = [
       { prompt: 'a', model: long },
-      { prompt: 'a', stream_options: { [long]: 1 } },
+      { prompt: 'a', logit_bias: { [long]: 1 } },
+      { prompt: 'a', stop: [long, long] },
     ].map((body) => {
       try {
         parseCompletion(body, model);

@@ -1,23 +1,32 @@
 /** Bodies of requests: checked, with the defaults of the OpenAI API, turned into requests to the engine. */
 import { randomInt } from 'node:crypto';
 import { z } from 'zod';
+import { type AnswerForm, HERMES, opensReasoning, templateForm } from '../data/answer-form.js';
 import { applyChatTemplate, type ChatMessage } from '../data/chat.js';
+import { prepareChat, type ToolDescription } from '../data/chat-tools.js';
 import { type ChatTemplates, createTokenizer, type Tokenizer } from '../data/tokenizer.js';
 import { isBuiltInTokenizer } from '../data/tokenizers/built-in.js';
 import { UsageError } from '../errors.js';
 import { HttpError } from '../http/error.js';
 import { tokenBeyond } from '../infer/engine/request.js';
-import { MAX_PENALTY, MIN_PENALTY, type SamplingOptions } from '../infer/engine/sampler.js';
+import { MAX_BIAS, MAX_PENALTY, MAX_SHIFT, MIN_PENALTY, type SamplingOptions } from '../infer/engine/sampler.js';
 import { encodePrompt, longestText, refusalOf } from '../infer/prompt.js';
 import type { JsonSchema } from '../infer/structured/schema.js';
 import { type ResponseFormat, StructuredOutput } from '../infer/structured/structured-output.js';
 import type { HostRequest, ModelInfo } from './host.js';
+import { chatOfMessages } from './protocols/messages.js';
+import { chatOfResponses } from './protocols/responses.js';
+import type { Protocol, TranslatedBody } from './protocols/translation.js';
 
 /** Choices of one request: prompts times `n`. */
 const MAX_CHOICES = 256;
 const MAX_LOGPROBS = 20;
 /** Entries of one answer: tokens that it lists, times the probabilities at each. An entry takes about 40 bytes of JSON. */
 const MAX_LISTED = 2 ** 21;
+const MAX_TOOLS = 1024;
+/** Stop strings, and their bytes together. */
+const MAX_STOPS = 256;
+const MAX_STOP_BYTES = 2 ** 14;
 /** Unknown fields that are named. */
 const MAX_UNKNOWN = 20;
 /** Characters of what a client sent that are repeated in a message. */
@@ -25,6 +34,18 @@ const MAX_SHOWN = 200;
 
 const isToken = (value: unknown) => Number.isSafeInteger(value) && (value as number) >= 0;
 const isStop = (value: unknown) => typeof value === 'string' && value !== '';
+const areStops = (values: readonly unknown[]) =>
+  values.length <= MAX_STOPS &&
+  values.every(isStop) &&
+  (values as string[]).reduce((sum, stop) => sum + Buffer.byteLength(stop), 0) <= MAX_STOP_BYTES;
+/** Not a record of zod: that takes a microsecond for every token. */
+const isBiases = (value: unknown) =>
+  typeof value === 'object' &&
+  value !== null &&
+  !Array.isArray(value) &&
+  Object.entries(value).every(
+    ([token, bias]) => /^\d{1,9}$/.test(token) && typeof bias === 'number' && Math.abs(bias) <= MAX_BIAS,
+  );
 const isListOf = (value: unknown, isOne: (one: unknown) => boolean) =>
   Array.isArray(value) && value.length > 0 && value.every(isOne);
 /** Not arrays of zod: those take a microsecond for every one of 100,000 tokens. */
@@ -76,17 +97,25 @@ const sampling = {
   seed: z.int().min(0).optional(),
   stop: z
     .custom<string | string[]>(
-      (value) => isStop(value) || (Array.isArray(value) && value.length <= 4 && value.every(isStop)),
-      'expected a text, or a list of up to four, none empty',
+      (value) => areStops(Array.isArray(value) ? value : [value]),
+      `expected a text, or a list of up to ${MAX_STOPS}, none empty, with up to ${MAX_STOP_BYTES} bytes together`,
     )
     .default([]),
   stream: z.boolean().default(false),
-  stream_options: z.strictObject({ include_usage: z.boolean().default(false) }).optional(),
+  stream_options: z.looseObject({ include_usage: z.boolean().nullish() }).optional(),
   temperature: z.number().min(0).default(1),
   top_p: z.number().gt(0).max(1).default(1),
   top_k: z.int().min(-1).default(0),
   min_p: z.number().min(0).max(1).default(0),
   repetition_penalty: z.number().min(MIN_PENALTY).max(MAX_PENALTY).default(1),
+  frequency_penalty: z.number().min(-MAX_SHIFT).max(MAX_SHIFT).default(0),
+  presence_penalty: z.number().min(-MAX_SHIFT).max(MAX_SHIFT).default(0),
+  logit_bias: z
+    .custom<Record<string, number>>(
+      isBiases,
+      `expected an object of token ids with biases from -${MAX_BIAS} to ${MAX_BIAS}`,
+    )
+    .default({}),
   ignore_eos: z.boolean().default(false),
   min_tokens: z.int().min(0).default(0),
   return_token_ids: z.boolean().default(false),
@@ -106,6 +135,26 @@ const completion = z.looseObject({
   echo: z.boolean().default(false),
 });
 
+const tool = z.looseObject({
+  type: z.literal('function'),
+  function: z.looseObject({
+    name: z.string().regex(/^[\w.:/-]{1,128}$/, 'expected up to 128 letters, digits, and _ . : / -'),
+    description: z.string().nullish(),
+    parameters: z.record(z.string(), z.unknown()).nullish(),
+    // The schema always holds, strict or not.
+    strict: z.boolean().nullish(),
+  }),
+});
+const toolChoice = z.union(
+  [
+    z.enum(['none', 'auto', 'required']),
+    z.looseObject({ type: z.literal('function'), function: z.looseObject({ name: z.string() }) }),
+  ],
+  'expected none, auto, required, or a function with its name',
+);
+/** Variables of a template that the request sets by fields of their own. */
+const RESERVED = ['messages', 'tools', 'add_generation_prompt'];
+
 const part = z.strictObject({ type: z.literal('text'), text: z.string() });
 const content = z.union([z.string(), listOf(part)], 'expected a text, or a list of parts of the type text');
 const message = z.looseObject({ role: z.string().min(1), content: content.nullish() });
@@ -114,15 +163,22 @@ const chat = z.looseObject({
   messages: listOf(message).refine(({ length }) => length > 0, 'expected at least one message'),
   max_tokens: z.int().min(1).optional(),
   max_completion_tokens: z.int().min(1).optional(),
+  tools: listOf(tool)
+    .refine(({ length }) => length <= MAX_TOOLS, `expected at most ${MAX_TOOLS} tools`)
+    .default([]),
+  tool_choice: toolChoice.default('auto'),
+  parallel_tool_calls: z.boolean().default(true),
+  reasoning_effort: z.string().optional(),
+  chat_template_kwargs: z
+    .record(z.string(), z.unknown())
+    .refine((given) => !RESERVED.some((name) => name in given), `expected none of ${RESERVED.join(', ')}`)
+    .default({}),
   logprobs: z.boolean().default(false),
   top_logprobs: z.int().min(0).max(MAX_LOGPROBS).optional(),
 });
 
 /** Parameters of the OpenAI API that are not supported, with the values that ask for nothing. */
 const NEUTRAL: Readonly<Record<string, readonly unknown[]>> = {
-  frequency_penalty: [0],
-  presence_penalty: [0],
-  logit_bias: [{}],
   best_of: [1],
   suffix: [''],
   tools: [[]],
@@ -154,6 +210,8 @@ const TOKEN_BYTES = 4;
 /** A checked request for completions, of a prompt or of a chat, without its prompts. Plain data. */
 export interface Job {
   readonly kind: 'completion' | 'chat';
+  /** The protocol of a chat that is not the one of chat completions, with the fields of the request that the answer repeats. */
+  readonly translated: { readonly protocol: Protocol; readonly echoed: TranslatedBody['echoed'] } | null;
   readonly n: number;
   /** Prompts times `n`. */
   readonly choices: number;
@@ -168,6 +226,10 @@ export interface Job {
   readonly logprobs: number | null;
   readonly returnTokenIds: boolean;
   readonly returnProgress: boolean;
+  /** How the text is taken apart; null if all of it is the answer. */
+  readonly answer: AnswerForm | null;
+  /** Said once in the log of the server. */
+  readonly note: string | null;
   /** Fields of the body that no part of the server knows, at most 20. */
   readonly unknown: readonly string[];
   /** The request of the first choice, but for its prompt. */
@@ -192,6 +254,10 @@ export interface ParsedJob {
 export interface ParsedValues {
   readonly completion: ParsedJob;
   readonly chat: ParsedJob;
+  readonly responses: ParsedJob;
+  readonly messages: ParsedJob;
+  /** JSON of the number of tokens of a body of `messages`. */
+  readonly count: Uint8Array;
   /** The tokens of a text, or of a chat with its last answer, that the reader view asks about. */
   readonly reading: readonly number[];
   /** JSON of the answer. */
@@ -211,6 +277,12 @@ type Parsers = {
 export const PARSERS: Parsers = {
   completion: parseCompletion,
   chat: parseChat,
+  responses: (body, model) => parseTranslated('responses', body, model),
+  messages: (body, model) => parseTranslated('messages', body, model),
+  count: (body, model) => {
+    const { job } = parseTranslated('messages', { ...withoutNulls(body), max_tokens: undefined }, model);
+    return Buffer.from(JSON.stringify({ input_tokens: job.promptTokens }));
+  },
   reading: parseReading,
   tokenize: (body, model) => Buffer.from(JSON.stringify(tokenize(body, model))),
   detokenize: (body, model) => Buffer.from(JSON.stringify(detokenize(body, model))),
@@ -244,7 +316,16 @@ export function parseCompletion(body: unknown, model: ServedModel, onAccepted: O
   const { known, unknown } = check(completion, body, model);
   const prompts = promptsOf(known.prompt, model);
   const logprobs = known.logprobs ?? null;
-  const details = { unknown, logprobs, echo: known.echo, maxNewTokens: known.max_tokens };
+  const format = responseFormatOf(known);
+  const details = {
+    unknown,
+    logprobs,
+    echo: known.echo,
+    maxNewTokens: known.max_tokens,
+    format,
+    answer: null,
+    note: null,
+  };
   return jobOf('completion', known, prompts, model, details, onAccepted);
 }
 
@@ -252,12 +333,94 @@ export function parseChat(body: unknown, model: ServedModel): ParsedJob {
   const { known, unknown } = check(chat, body, model);
   if (known.top_logprobs !== undefined && !known.logprobs)
     throw new HttpError(400, 'top_logprobs needs logprobs: true', { param: 'top_logprobs' });
-  const tokens = chatTokens(contents(known.messages), model);
+  const tools = toolsOf(known);
+  const { tokens, answer, note } = renderedChat(known, tools, model);
   if (tokens.length === 0) throw new HttpError(400, 'the messages give an empty prompt', { param: 'messages' });
   const room = longestText(model.info) - tokens.length;
   const maxNewTokens = known.max_completion_tokens ?? known.max_tokens ?? Math.max(1, room);
   const logprobs = known.logprobs ? (known.top_logprobs ?? 0) : null;
-  return jobOf('chat', known, [{ tokens, text: null }], model, { unknown, logprobs, echo: false, maxNewTokens });
+  const format = tools.length > 0 ? toolFormat(known, tools, answer) : responseFormatOf(known);
+  const isConstrained =
+    format !== null && (format.type !== 'tool_calls' || format.isRequired || format.document !== null);
+  const reasoning = isConstrained && answer.reasoning !== 'open' ? null : answer.reasoning;
+  const details = {
+    ...{ unknown, logprobs, note, maxNewTokens, echo: false },
+    format: format && withReasoning(format, reasoning),
+    answer: answer.calls || reasoning ? { ...answer, reasoning } : null,
+  };
+  return jobOf('chat', known, [{ tokens, text: null }], model, details);
+}
+
+/** A body of another protocol as a chat. */
+function parseTranslated(protocol: Protocol, body: unknown, model: ServedModel): ParsedJob {
+  const translate = protocol === 'responses' ? chatOfResponses : chatOfMessages;
+  const { body: chatBody, echoed, unknown } = translate(withoutNulls(body));
+  const { job, prompts } = parseChat(chatBody, model);
+  const all = [...unknown, ...job.unknown].slice(0, MAX_UNKNOWN);
+  return { job: { ...job, unknown: all, includeUsage: false, translated: { protocol, echoed } }, prompts };
+}
+
+/** The tools that may be called. */
+function toolsOf({ tools, tool_choice: choice }: z.infer<typeof chat>): readonly z.infer<typeof tool>[] {
+  const names = new Set(tools.map(({ function: { name } }) => name));
+  if (names.size < tools.length) {
+    const seen = new Set<string>();
+    const i = tools.findIndex(({ function: { name } }) => seen.size === seen.add(name).size);
+    throw new HttpError(400, `tools.${i}.function.name: another tool has this name`, { param: 'tools' });
+  }
+  const [needs, wanted] = typeof choice === 'string' ? [choice === 'required', null] : [true, choice.function.name];
+  if ((needs && tools.length === 0) || (wanted !== null && !names.has(wanted)))
+    throw new HttpError(400, 'tool_choice: names no function of tools', { param: 'tool_choice' });
+  return choice === 'none' ? [] : tools;
+}
+
+/** The prompt of a chat, and the form of its answer. */
+function renderedChat(known: z.infer<typeof chat>, tools: readonly z.infer<typeof tool>[], model: ServedModel) {
+  const form = templateForm(templatesOf(model));
+  const described = tools.map(({ function: of, ...rest }) => ({ ...rest, function: withoutNulls(of) }));
+  const prepared = asBadRequest('messages', () =>
+    prepareChat(form, contents(known.messages), described as unknown as ToolDescription[]),
+  );
+  const effort = known.reasoning_effort === undefined ? {} : { reasoning_effort: known.reasoning_effort };
+  const variables = { ...known.chat_template_kwargs, ...effort, tools: prepared.tools };
+  const { text, tokens } = chatTokens(prepared.messages, model, true, variables);
+  const calls = tools.length > 0 ? (form.calls ?? HERMES) : null;
+  const reasoning = opensReasoning(text) ? ('open' as const) : form.mayReason ? ('possible' as const) : null;
+  const note = calls && form.hasOtherCalls ? OTHER_CALLS : null;
+  return { tokens, note, answer: { calls, reasoning } };
+}
+
+const OTHER_CALLS =
+  'the chat template writes calls of tools in a form that is not JSON: tools are described and called in the Hermes form';
+
+function toolFormat(
+  known: z.infer<typeof chat>,
+  tools: readonly z.infer<typeof tool>[],
+  form: AnswerForm,
+): Extract<ResponseFormat, { type: 'tool_calls' }> {
+  const { tool_choice: choice, parallel_tool_calls: isParallel, ignore_eos, min_tokens } = known;
+  const [other] = Object.entries({ ignore_eos, min_tokens: min_tokens > 0 }).filter(([, is]) => is);
+  if (other) throw unsupportedWith(other[0], 'tools');
+  const isRequired = choice !== 'auto';
+  const format = isRequired ? null : responseFormatOf(known);
+  if (format && form.calls?.isFirst)
+    throw new HttpError(
+      400,
+      "response_format is not supported together with tools for this model, whose calls could be such documents: set tool_choice to 'required' or 'none'",
+      { param: 'response_format', code: 'unsupported_parameter' },
+    );
+  const document = format === null ? null : format.type === 'json_schema' ? format.schema : { type: 'object' };
+  const named = tools.filter(({ function: { name } }) => typeof choice === 'string' || choice.function.name === name);
+  const callable = named.map(({ function: { name, parameters } }) => ({
+    name,
+    schema: (parameters ?? { type: 'object', additionalProperties: false }) as JsonSchema,
+  }));
+  return { type: 'tool_calls', form, tools: callable, isRequired, isParallel, document: document as JsonSchema | null };
+}
+
+function withReasoning(format: ResponseFormat, reasoning: AnswerForm['reasoning']): ResponseFormat {
+  if (format.type === 'tool_calls') return { ...format, form: { ...format.form, reasoning } };
+  return reasoning === 'open' ? { ...format, afterReasoning: true } : format;
 }
 
 interface Details {
@@ -265,6 +428,9 @@ interface Details {
   readonly logprobs: number | null;
   readonly echo: boolean;
   readonly maxNewTokens: number;
+  readonly format: ResponseFormat | null;
+  readonly answer: AnswerForm | null;
+  readonly note: string | null;
 }
 
 type Sampling = z.infer<z.ZodObject<typeof sampling>>;
@@ -274,19 +440,29 @@ function jobOf(
   known: Sampling,
   prompts: readonly Prompt[],
   model: ServedModel,
-  { unknown, logprobs, echo, maxNewTokens }: Details,
+  { unknown, logprobs, echo, maxNewTokens, format, answer, note }: Details,
   onAccepted: OnAccepted = () => {},
 ): ParsedJob {
-  const { n, stream, temperature, top_p: topP, min_p: minP, repetition_penalty: repetitionPenalty } = known;
+  const { n, stream, temperature, top_p: topP, min_p: minP, logit_bias: logitBias } = known;
+  const beyond = Object.keys(logitBias).find((token) => Number(token) >= model.info.vocabulary);
+  if (beyond !== undefined)
+    throw new HttpError(400, `logit_bias: ${beyond} is not a token; the model has ${model.info.vocabulary}`, {
+      param: 'logit_bias',
+    });
   const choices = prompts.length * n;
   expectChoices(choices);
-  const format = responseFormatOf(known);
   const most = longestText(model.info) - maxNewTokens;
   const isLater = ({ text }: Prompt) =>
     stream && !format && text !== null && text.length > LONG_TEXT && Buffer.byteLength(text) < most;
   const seed = known.seed ?? randomInt(2 ** 32);
   const topK = Math.max(0, known.top_k);
-  const sampling: Required<SamplingOptions> = { temperature, topK, topP, minP, repetitionPenalty, seed };
+  const penalties = {
+    repetitionPenalty: known.repetition_penalty,
+    frequencyPenalty: known.frequency_penalty,
+    presencePenalty: known.presence_penalty,
+    logitBias,
+  };
+  const sampling: Required<SamplingOptions> = { temperature, topK, topP, minP, ...penalties, seed };
   const request = {
     maxNewTokens,
     minNewTokens: known.min_tokens,
@@ -302,7 +478,7 @@ function jobOf(
     const positions = (echo || known.return_token_ids ? promptTokens : 0) + choices * newTokens(model, maxNewTokens);
     const isListed = echo || logprobs !== null || known.return_token_ids;
     return {
-      ...{ kind, n, choices, promptTokens, stream, echo, logprobs, unknown, request },
+      ...{ kind, translated: null, n, choices, promptTokens, stream, echo, logprobs, answer, note, unknown, request },
       listed: isListed ? positions * (1 + (logprobs ?? 0)) : 0,
       includeUsage: known.stream_options?.include_usage ?? false,
       returnTokenIds: known.return_token_ids,
@@ -394,20 +570,23 @@ function responseFormatOf(known: Sampling): ResponseFormat | null {
   const [other] = Object.entries({ stop: stop.length > 0, ignore_eos, min_tokens: min_tokens > 0 }).filter(
     ([, is]) => is,
   );
-  if (other)
-    throw new HttpError(400, `${other[0]} is not supported together with response_format`, {
-      param: other[0],
-      code: 'unsupported_parameter',
-    });
+  if (other) throw unsupportedWith(other[0], 'response_format');
   return format.type === 'json_object'
     ? format
     : { type: format.type, schema: format.json_schema.schema as JsonSchema };
 }
 
+function unsupportedWith(param: string, other: string): HttpError {
+  const code = 'unsupported_parameter';
+  return new HttpError(400, `${param} is not supported together with ${other}`, { param, code });
+}
+
 /** Refuses a format that is not supported, or whose shortest document does not fit. */
 function expectDocument(format: ResponseFormat, promptTokens: number, model: ServedModel, maxNewTokens: number): void {
   const budget = Math.min(maxNewTokens, model.info.maxContext - promptTokens);
-  asBadRequest('response_format', () => model.structured.check(format, budget));
+  asBadRequest(format.type === 'tool_calls' ? 'tools' : 'response_format', () =>
+    model.structured.check(format, budget),
+  );
 }
 
 function promptsOf(prompt: z.infer<typeof completion>['prompt'], model: ServedModel): Prompt[] {
@@ -441,25 +620,32 @@ function tokenPrompt(tokens: readonly number[] | Int32Array, { info }: ServedMod
   return { tokens, text: null };
 }
 
-/** Messages with their parts joined. */
+/** Messages with their parts joined. The role `developer` is what OpenAI calls the system of some models. */
 function contents(messages: readonly z.infer<typeof message>[]): ChatMessage[] {
-  return messages.map(({ content, ...rest }) => ({
+  return messages.map(({ content, role, ...rest }) => ({
     ...rest,
+    role: role === 'developer' ? 'system' : role,
     content: Array.isArray(content) ? content.map(({ text }) => text).join('') : (content ?? ''),
   }));
 }
 
+function templatesOf({ chat }: ServedModel): ChatTemplates {
+  if (chat?.templates.has('default')) return chat;
+  throw new HttpError(400, 'the model has no chat template: use /v1/completions, or start with --chat-template');
+}
+
 function chatTokens(
   messages: readonly ChatMessage[],
-  { tokenizer, chat, info }: ServedModel,
-  addGenerationPrompt = true,
-): readonly number[] {
-  if (!chat?.templates.has('default'))
-    throw new HttpError(400, 'the model has no chat template: use /v1/completions, or start with --chat-template');
+  model: ServedModel,
+  addGenerationPrompt: boolean,
+  variables: Readonly<Record<string, unknown>> = {},
+): { text: string; tokens: readonly number[] } {
+  const { tokenizer, info } = model;
+  const chat = templatesOf(model);
   return asBadRequest('messages', () => {
-    const text = applyChatTemplate({ ...tokenizer, chat }, messages, { addGenerationPrompt });
+    const text = applyChatTemplate({ ...tokenizer, chat }, messages, { addGenerationPrompt, variables });
     expectRoom({ length: fewestTokens({ text, tokens: [] }, tokenizer), atLeast: true, maxNewTokens: 0 }, 'chat', info);
-    return Array.from(tokenizer.encode(text, { parseSpecial: true }));
+    return { text, tokens: Array.from(tokenizer.encode(text, { parseSpecial: true })) };
   });
 }
 
@@ -468,8 +654,10 @@ function asBadRequest<T>(param: string, work: () => T): T {
   try {
     return work();
   } catch (error) {
-    if (error instanceof UsageError) throw new HttpError(400, error.message, { param });
-    throw error;
+    if (!(error instanceof UsageError)) throw error;
+    // A message about one of the tools begins with its place.
+    const at = /^tools\.\d+|^messages\.\d+[\w.]*/.exec(error.message)?.[0] ?? param;
+    throw new HttpError(400, error.message, { param: at });
   }
 }
 
@@ -482,7 +670,7 @@ function isSame(value: unknown, neutral: unknown): boolean {
 }
 
 /** Checks a body: types, parameters that are not supported, fields that are not known, the name of the model. */
-function check<T extends { model?: string | undefined }>(
+function check<T extends { model?: string | undefined; stream_options?: object | undefined }>(
   schema: z.ZodType<T> & { readonly shape: object },
   body: unknown,
   model: ServedModel,
@@ -490,7 +678,7 @@ function check<T extends { model?: string | undefined }>(
   const given = withoutNulls(body);
   for (const [name, neutral] of Object.entries(NEUTRAL)) {
     const value = given[name];
-    if (value === undefined) continue;
+    if (value === undefined || Object.hasOwn(schema.shape, name)) continue;
     if (!neutral.some((one) => isSame(value, one)))
       throw new HttpError(400, `the parameter ${name} is not supported`, {
         param: name,
@@ -508,8 +696,10 @@ function check<T extends { model?: string | undefined }>(
         code: 'model_not_found',
       },
     );
+  const options = Object.keys(parsed.data.stream_options ?? {}).filter((name) => name !== 'include_usage');
   const unknown = Object.keys(given)
     .filter((name) => !Object.hasOwn(schema.shape, name) && !Object.hasOwn(NEUTRAL, name))
+    .concat(options.map((name) => `stream_options.${name}`))
     .slice(0, MAX_UNKNOWN);
   return { known: parsed.data, unknown };
 }
@@ -544,7 +734,7 @@ export function parseReading(body: unknown, model: ServedModel): readonly number
   const { prompt, messages } = parsed.data;
   if ((prompt === undefined) === (messages === undefined)) throw new HttpError(400, 'give either prompt or messages');
   if (prompt !== undefined) return Array.from(textPrompt(prompt, model).tokens);
-  return chatTokens(contents(messages ?? []), model, false);
+  return chatTokens(contents(messages ?? []), model, false).tokens;
 }
 
 const tokenizeBody = z.strictObject({ prompt: z.string(), model: z.string().optional() });

@@ -85,7 +85,7 @@ export class RequestReader {
   /** Whether the body holds neither a chat nor a schema nor more than a short text. */
   #isQuick(body: unknown): boolean {
     if (typeof body !== 'object' || body === null) return true; // refused
-    if ('messages' in body || 'response_format' in body) return false;
+    if (['messages', 'input', 'response_format'].some((name) => name in body)) return false;
     const { prompt } = body as { readonly prompt?: unknown };
     if (typeof prompt === 'string') return !this.#isForeign && prompt.length <= LONG_TEXT;
     const isTexts = Array.isArray(prompt) && prompt.some((one) => typeof one === 'string');

@@ -13,9 +13,9 @@ const DRAIN_SECONDS = 30;
  */
 export async function serveModel(
   model: string,
-  { device = 'auto', threads, precision, weights, engine, say = () => {}, ...options }: ServeOptions = {},
+  { device = 'auto', threads, precision, weights, adapter, engine, say = () => {}, ...options }: ServeOptions = {},
 ): Promise<ModelServer> {
-  const id = options.id ?? basename(resolve(model));
+  const id = options.id ?? basename(resolve(adapter ?? model));
   const server = await startServer(null, { ...options, id });
   say(`loading ${model}: ${server.url}/health answers 503 until it is ready`);
   const settings = {
@@ -26,6 +26,7 @@ export async function serveModel(
     ...(threads === undefined ? {} : { threads }),
     ...(precision === undefined ? {} : { precision }),
     ...(weights === undefined ? {} : { weights }),
+    ...(adapter === undefined ? {} : { adapter }),
   };
   let host: WorkerHost;
   try {

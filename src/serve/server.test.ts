@@ -323,7 +323,10 @@ describe('errors', () => {
   };
 
   it.each<[object, unknown[]]>([
-    [{ logit_bias: { 5: 1 } }, [400, 'logit_bias', 'unsupported_parameter']],
+    [{ logit_bias: { 256: 1 } }, [400, 'logit_bias', null]],
+    [{ logit_bias: { 5: 101 } }, [400, 'logit_bias', null]],
+    [{ logit_bias: { x: 1 } }, [400, 'logit_bias', null]],
+    [{ frequency_penalty: 2.1 }, [400, 'frequency_penalty', null]],
     [{ best_of: 2 }, [400, 'best_of', 'unsupported_parameter']],
     [{ response_format: { type: 'grammar' } }, [400, 'response_format.type', null]],
     [{ response_format: { type: 'json_object' }, stop: 'x' }, [400, 'stop', 'unsupported_parameter']],
@@ -334,7 +337,9 @@ describe('errors', () => {
     ],
     [{ max_tokens: -1 }, [400, 'max_tokens', null]],
     [{ temperature: 'hot' }, [400, 'temperature', null]],
-    [{ stop: ['a', 'b', 'c', 'd', 'e'] }, [400, 'stop', null]],
+    [{ stop: new Array(257).fill('a') }, [400, 'stop', null]],
+    [{ stop: ['a'.repeat(9000), 'b'.repeat(9000)] }, [400, 'stop', null]],
+    [{ stop: ['a', ''] }, [400, 'stop', null]],
     [{ prompt: [1, 999] }, [400, 'prompt', null]],
     [{ prompt: [] }, [400, 'prompt', null]],
     [{ prompt: 'x'.repeat(2000) }, [400, 'prompt', 'context_length_exceeded']],
@@ -360,7 +365,7 @@ describe('errors', () => {
       const response = await fetch(`${url}/v1/${path}`, { method: 'POST', body: JSON.stringify(body) });
       return ((await response.json()) as { error: { message: string } }).error.message;
     };
-    expect(await message('completions', { ...BASE, stop: ['a', 'b', 'c', 'd', 'e'] })).toContain('up to four');
+    expect(await message('completions', { ...BASE, stop: [''] })).toContain('up to 256');
     const image = { type: 'image_url', image_url: { url: 'https://example.org/a.png' } };
     expect(await message('chat/completions', { messages: [{ role: 'user', content: [image] }] })).toBe(
       'messages.0.content: expected a text, or a list of parts of the type text',
@@ -371,8 +376,11 @@ describe('errors', () => {
     const body = { ...BASE, presence_penalty: 0, best_of: 1, logit_bias: null, suffix: null };
     const { response } = await client.completions.create(body).withResponse();
     expect(response.headers.get('x-trefoil-warning')).toBeNull();
-    const odd = await client.completions.create(extra({ ...BASE, temprature: 0, 'x y': 1 })).withResponse();
-    expect(odd.response.headers.get('x-trefoil-warning')).toBe('unknown fields were ignored: temprature, x?y');
+    const fields = { temprature: 0, 'x y': 1, stream_options: { include_obfuscation: false } };
+    const odd = await client.completions.create(extra({ ...BASE, ...fields })).withResponse();
+    expect(odd.response.headers.get('x-trefoil-warning')).toBe(
+      'unknown fields were ignored: temprature, x?y, stream_options.include_obfuscation',
+    );
   });
 
   it('unknown routes and methods', async () => {
@@ -521,11 +529,7 @@ describe('load', () => {
   it('a full queue answers 429 with Retry-After, and the client tries again', async () => {
     const { openai, server } = await start({ maxQueued: 1 }, { maxBatch: 1 });
     const patient = new OpenAI({ baseURL: `${server.url}/v1`, apiKey: 'x', maxRetries: 20 });
-    const long = {
-      ...BASE,
-      max_tokens: 150,
-      ignore_eos: true,
-    };
+    const long = { ...BASE, max_tokens: 1400, ignore_eos: true };
     const under = [openai.completions.create(long), openai.completions.create(long)];
     await expect
       .poll(async () => /waiting [12]/.test(await (await fetch(`${server.url}/metrics`)).text()))
@@ -544,7 +548,8 @@ describe('load', () => {
 
   it('a queue that is full by its tokens says so', async () => {
     const { openai, host } = await start({ maxQueuedTokens: 10 }, { maxBatch: 1 });
-    const under = openai.completions.create(extra({ ...BASE, max_tokens: 100, ignore_eos: true }));
+    // More tokens than a fast machine makes between two polls.
+    const under = openai.completions.create(extra({ ...BASE, max_tokens: 1400, ignore_eos: true }));
     await expect.poll(() => host.stats().running).toBe(1);
     await expect(openai.completions.create({ ...BASE, prompt: 'x'.repeat(20) })).rejects.toMatchObject({
       code: 'queued_tokens_full',
@@ -599,7 +604,8 @@ describe('load', () => {
 
   it('draining finishes what runs and accepts nothing new', async () => {
     const { openai, server, host } = await start();
-    const under = openai.completions.create(extra({ ...BASE, max_tokens: 100, ignore_eos: true }));
+    // More tokens than a fast machine makes between two polls.
+    const under = openai.completions.create(extra({ ...BASE, max_tokens: 1400, ignore_eos: true }));
     await expect.poll(() => host.stats().running).toBe(1);
     const drained = server.drain(60);
     await expect(openai.completions.create(BASE)).rejects.toThrow();

@@ -14,6 +14,7 @@ import type { ModelHost } from './host.js';
 import { Metrics } from './metrics.js';
 import type { ListenOptions } from './options.js';
 import { type Job, type ServedModel, servedModel } from './protocol.js';
+import { messagesError } from './protocols/messages.js';
 import { Readings } from './reading.js';
 import { RequestReader } from './request-reader.js';
 import { Turns } from './turns.js';
@@ -47,6 +48,22 @@ const MAX_LISTED = 2 ** 23;
 
 /** Shares of the limits that an answer takes. */
 type Load = Pick<Job, 'choices' | 'promptTokens' | 'listed'>;
+
+/** Kinds of bodies that a text answers. */
+type CompletionKind = 'completion' | 'chat' | 'responses' | 'messages';
+
+/** Beginnings of the ids of answers. */
+const PREFIXES: Readonly<Record<CompletionKind, string>> = {
+  completion: 'cmpl-',
+  chat: 'chatcmpl-',
+  responses: 'resp_',
+  messages: 'msg_',
+};
+
+/** The body of an error: clients read the form of their protocol only. */
+function errorBody(path: string, error: HttpError): object {
+  return path.startsWith('/v1/messages') ? messagesError(error) : error.body;
+}
 
 /** A request whose route was found. */
 interface Asked {
@@ -107,6 +124,8 @@ class ModelServer {
   /** Sums over the answers that have not ended. */
   #load: Load = { choices: 0, promptTokens: 0, listed: 0 };
   #isDraining = false;
+  /** Notes about the model that are in the log. */
+  readonly #told = new Set<string>();
 
   /** `isTrusted`: requests were authenticated before they come here. */
   constructor(options: ServerOptions, isTrusted = false) {
@@ -195,7 +214,7 @@ class ModelServer {
     } catch (error) {
       refusal = asHttpError(error);
       try {
-        sendError(request, response, refusal);
+        sendError(request, response, refusal, errorBody(path, refusal));
       } catch (second) {
         console.error(second);
         response.destroy();
@@ -251,7 +270,7 @@ class ModelServer {
         return null;
       };
     };
-    const post = (kind: 'tokenize' | 'detokenize'): Handler => {
+    const post = (kind: 'tokenize' | 'detokenize' | 'count'): Handler => {
       return async ({ request, response }) => {
         sendJson(response, await this.#bodies.read(request, MAX_BODY, (body) => this.#ready.reader.read(kind, body)));
         return null;
@@ -275,6 +294,9 @@ class ModelServer {
       }),
       'POST /v1/completions': (asked) => this.#complete(asked, 'completion'),
       'POST /v1/chat/completions': (asked) => this.#complete(asked, 'chat'),
+      'POST /v1/responses': (asked) => this.#complete(asked, 'responses'),
+      'POST /v1/messages': (asked) => this.#complete(asked, 'messages'),
+      'POST /v1/messages/count_tokens': post('count'),
       'POST /tokenize': post('tokenize'),
       'POST /detokenize': post('detokenize'),
       'POST /reader': (asked) => this.#read(asked),
@@ -282,7 +304,7 @@ class ModelServer {
     };
   }
 
-  async #complete({ request, response, id }: Asked, kind: Job['kind']): Promise<Outcome> {
+  async #complete({ request, response, id }: Asked, kind: CompletionKind): Promise<Outcome> {
     // Before the body is read: an overloaded server must not spend its time on requests that it refuses.
     this.#expectHealthy();
     this.#expectCapacity({ choices: 1, promptTokens: 0, listed: 0 });
@@ -309,9 +331,15 @@ class ModelServer {
     if (response.destroyed) throw new HttpError(400, 'the client is gone');
     this.#expectHealthy();
     this.#expectCapacity(job);
+    const { note } = job;
+    if (note !== null && !this.#told.has(note)) {
+      this.#told.add(note);
+      this.#options.log?.(JSON.stringify({ time: new Date().toISOString(), note }));
+    }
     const { id: model, tokenizer } = this.#model;
     const answer = new Answer(response, job, {
-      id: `${job.kind === 'chat' ? 'chatcmpl' : 'cmpl'}-${id}`,
+      id: `${PREFIXES[job.translated?.protocol ?? job.kind]}${id}`,
+      errorBody: (error) => (job.translated?.protocol === 'messages' ? messagesError(error) : error.body),
       model,
       tokenizer,
       host: this.#host,

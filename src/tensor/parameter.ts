@@ -7,6 +7,14 @@ import { UsageError } from '../errors.js';
 import { dispose } from './dispose.js';
 import { type Dtype, type GradientSlot, type Shape, Tensor } from './tensor.js';
 
+/** An adapter: scale * `up` [rows, rank] `down` [rank, inputs], added to the rows of a matrix from `from` on. */
+export interface LowRankAddition {
+  readonly down: Parameter;
+  readonly up: Parameter;
+  readonly scale: number;
+  readonly from: number;
+}
+
 /** A trained tensor with its gradient. */
 export class Parameter implements Disposable {
   readonly name: string;
@@ -16,10 +24,13 @@ export class Parameter implements Disposable {
    * fused projection. Empty for an embedding, a head, a gate, a gain, a bias. `Muon` updates each matrix by itself.
    */
   readonly matrices: readonly number[];
+  /** Adapters that linear layers compute beside the value (`src/model/adapters.ts`). */
+  readonly additions: LowRankAddition[] = [];
   readonly #slot: Slot;
   /** It lies in memory of its own, or in a part of a stack's. */
   #rounded: Tensor | null = null;
   #roundedIsStale = true;
+  #isFrozen = false;
 
   /** `value`: memory that is filled already, of the given shape; by default it is allocated and not initialised. */
   constructor(
@@ -48,7 +59,7 @@ export class Parameter implements Disposable {
     if (dtype === this.value.dtype) return this.value;
     if (!this.#rounded) {
       this.#rounded = Tensor.empty(this.value.device, this.value.shape, dtype);
-      this.#rounded.storage.leaf = this.#slot;
+      this.#rounded.storage.leaf = this.#leaf;
     }
     if (this.#roundedIsStale) round(this.value, this.#rounded);
     this.#roundedIsStale = false;
@@ -69,7 +80,23 @@ export class Parameter implements Disposable {
   placeRounded(place: Tensor): void {
     if (this.#rounded) throw new Error(`the rounded copy of ${this.name} is in use already`);
     this.#rounded = place.withOwnStorage();
-    this.#rounded.storage.leaf = this.#slot;
+    this.#rounded.storage.leaf = this.#leaf;
+  }
+
+  /** Not trained from now on: no backward pass computes its gradient, and it takes no memory for one. */
+  freeze(): void {
+    this.#slot.free();
+    this.#isFrozen = true;
+    for (const { storage } of this.#rounded ? [this.value, this.#rounded] : [this.value]) storage.leaf = null;
+  }
+
+  /** Whether `freeze` was called. */
+  get isFrozen(): boolean {
+    return this.#isFrozen;
+  }
+
+  get #leaf(): GradientSlot | null {
+    return this.#isFrozen ? null : this.#slot;
   }
 
   /** Null until a backward pass reached the parameter. */

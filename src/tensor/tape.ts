@@ -262,6 +262,11 @@ export class Tape implements Disposable {
     for (const tensor of kept.flatMap(Object.values<Tensor>)) this.own(tensor);
     for (const [leaf, uses] of inner) this.#countUses(new Array(uses).fill(leaf));
     if (!this.recording) return output;
+    // Nothing in it is trained: it has no gradient, as without checkpointing.
+    if (inner.size === 0 && !inputs.some((input) => this.tracks(input))) {
+      for (const tensor of kept.flatMap(Object.values<Tensor>)) this.drop(tensor);
+      return output;
+    }
     for (const input of inputs) this.#saves.set(input.storage, (this.#saves.get(input.storage) ?? 0) + 1);
     this.#tracked.add(output.storage);
     this.#rules.push({

@@ -223,6 +223,13 @@ export class Tensor<D extends MemoryDtype = Dtype> implements Disposable {
     return this.#download(new Uint8Array(this.bytes));
   }
 
+  /** Copies the raw bytes into memory of the host, of exactly their size. */
+  readInto(target: Uint8Array): void {
+    if (target.byteLength !== this.bytes)
+      throw new UsageError(`${target.byteLength} bytes do not hold a tensor of ${this.bytes} bytes`);
+    this.device.download(this.pointer, target);
+  }
+
   /** Overwrites the memory with raw bytes. */
   writeBytes(bytes: Uint8Array): void {
     if (bytes.byteLength !== this.bytes)

@@ -1,5 +1,5 @@
 /** Running the real command line in tests: `dist/cli/main.js`, built once if it is not there (npm test builds it first). */
-import { type ChildProcess, spawn, spawnSync } from 'node:child_process';
+import { type ChildProcess, type StdioOptions, spawn, spawnSync } from 'node:child_process';
 import { existsSync } from 'node:fs';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
@@ -53,18 +53,21 @@ export async function runNode(args: readonly string[], options: ProgramOptions =
   return { code, stdout, stderr };
 }
 
+const OUTPUT: StdioOptions = ['ignore', 'pipe', 'pipe'];
+
 /** Starts a command that the test will watch or kill. */
-export function startTrefoil(args: readonly string[], env: CliEnvironment = {}): ChildProcess {
-  return startProgram(process.execPath, [trefoilMain(), ...args], env);
+export function startTrefoil(args: readonly string[], env: CliEnvironment = {}, stdio = OUTPUT): ChildProcess {
+  return startProgram(process.execPath, [trefoilMain(), ...args], env, stdio);
 }
 
 /** Starts any program so. */
-export function startProgram(program: string, words: readonly string[], env: CliEnvironment = {}): ChildProcess {
-  return spawn(program, words, {
-    cwd: root,
-    env: { ...process.env, ...env },
-    stdio: ['ignore', 'pipe', 'pipe'],
-  });
+export function startProgram(
+  program: string,
+  words: readonly string[],
+  env: CliEnvironment = {},
+  stdio = OUTPUT,
+): ChildProcess {
+  return spawn(program, words, { cwd: root, env: { ...process.env, ...env }, stdio });
 }
 
 /** The end of a started command. */

@@ -42,7 +42,7 @@ export function reportNonFinite(
   step: number,
   { loss, norm, norms }: StepGradients,
   batches: readonly Batch[],
-  parameters: readonly Parameter[],
+  parameters: readonly { readonly name: string }[],
   rank: number,
 ): string {
   const type = Number.isFinite(loss) ? 'nonfinite_gradient' : 'nonfinite_loss';

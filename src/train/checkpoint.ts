@@ -6,6 +6,7 @@
  * with ZeRO each rank writes its part of the optimizer's state into the same folder. A run can be resumed with another
  * number of ranks, with ZeRO or without, because a reader takes what it needs from either form.
  */
+import { createHash } from 'node:crypto';
 import { join } from 'node:path';
 import { z } from 'zod';
 import { changeLine, checkResume } from '../config/diff.js';
@@ -31,6 +32,7 @@ import {
   saveCheckpoint,
   writeTensorFile,
 } from '../run/checkpoint/save.js';
+import { SaveThread } from '../run/checkpoint/save-thread.js';
 import {
   loadWeights,
   modelTensors,
@@ -58,6 +60,21 @@ export interface TrainingState {
   readonly loader: Loader;
   readonly spikes: Spikes;
   readonly progress: TrainingProgress;
+  /** Hash of the weights below adapters; null without adapters. */
+  readonly base: string | null;
+}
+
+/** What a checkpoint holds: all weights, or of a model with adapters these alone. */
+function savedParameters({ parameters, adapters = [] }: TrainableModel): readonly Parameter[] {
+  return adapters.length === 0 ? parameters : parameters.filter(({ isFrozen }) => !isFrozen);
+}
+
+/** The hash of the weights that adapters are trained for; null without adapters. */
+export function baseHash({ parameters, adapters = [] }: TrainableModel): string | null {
+  if (adapters.length === 0) return null;
+  const hash = createHash('sha256');
+  for (const { value, isFrozen } of parameters) if (isFrozen) hash.update(value.readBytes());
+  return hash.digest('hex');
 }
 
 /** Counters that survive a resume. */
@@ -91,14 +108,64 @@ const savedState = z.strictObject({
   skipped_updates: z.int(),
   /** The rules between keys were checked when the run began; keys that are newer than the checkpoint have their defaults. */
   config: z.preprocess(withPresentNamesIn, configShape),
+  /** Hash of the weights that adapters were trained for, which the checkpoint does not hold; absent without adapters. */
+  base: z.string().optional(),
   /** Number of ranks; absent for one. */
   ranks: z.int().min(2).optional(),
 });
 
-/** Every rank calls it; all save, or all throw the same SaveFailed. */
-export function saveTrainingState(outDir: string, state: TrainingState, options: SaveOptions): SavedCheckpoint {
-  const { config, world, model, optimizer, exchange, loader, spikes, progress } = state;
-  const saved: z.infer<typeof savedState> = {
+/** A checkpoint that was copied and is being written. */
+export interface PendingSave {
+  readonly step: number;
+  /** Whether it is written, or was refused, as far as this rank knows: `settle` then does not wait. */
+  readonly isDone: boolean;
+  /** Waits until it is written. Every rank calls it, at the same place; all get it, or all throw the same SaveFailed. */
+  settle(): Promise<SavedCheckpoint>;
+  /** Waits for what this rank writes, and for no other rank: at the end of a run that failed. */
+  finish(): Promise<void>;
+}
+
+/**
+ * Begins to save in the thread of rank 0 and returns when the state is copied. Every rank calls it. Null if it must be saved
+ * by `saveTrainingState`: with ZeRO-1 every rank writes a part, and without memory there is no copy.
+ */
+export function beginSaving(
+  outDir: string,
+  state: TrainingState,
+  { keepLast }: SaveOptions,
+  thread: SaveThread | null,
+): PendingSave | null {
+  const { world, model, optimizer, exchange, progress } = state;
+  const { agreement } = world;
+  if (exchange.isSharded) return null;
+  const parameters = savedParameters(model);
+  const tensors = {
+    model: parameters.map(({ name, value }) => [name, value] as const),
+    optimizer: [...optimizer.state],
+  };
+  const lacksRoom = world.isFirst && (thread === null || !thread.hasRoom(SaveThread.bytesOf(tensors)));
+  if (agreement.max([Number(lacksRoom)])[0] > 0) return null;
+  const { step } = progress;
+  const saved = stateOf(state);
+  const written = thread?.save(outDir, step, { ...tensors, state: saved }, keepLast) ?? null;
+  return {
+    step,
+    get isDone() {
+      return written?.isDone ?? false;
+    },
+    finish: async () => void (await written?.result.catch(() => {})),
+    settle: async () => {
+      if (written === null) return settle(JSON.parse(agreement.share('')));
+      const outcome: Outcome<SavedCheckpoint> = await written.result.then((value) => ({ value }), problemOf);
+      return settle(JSON.parse(agreement.share(JSON.stringify(outcome))));
+    },
+  };
+}
+
+/** Everything but tensors, with the data position of all ranks. */
+function stateOf(state: TrainingState): z.infer<typeof savedState> {
+  const { config, world, optimizer, loader, spikes, progress } = state;
+  return {
     step: progress.step,
     ...(optimizer.name !== DEFAULT_OPTIMIZER && { optimizer: optimizer.name }),
     optimizer_steps: optimizer.steps,
@@ -111,8 +178,15 @@ export function saveTrainingState(outDir: string, state: TrainingState, options:
     spike_count: progress.spikes,
     skipped_updates: progress.skippedUpdates,
     config,
+    ...(state.base !== null && { base: state.base }),
     ...(world.size > 1 && { ranks: world.size }),
   };
+}
+
+/** Every rank calls it; all save, or all throw the same SaveFailed. */
+export function saveTrainingState(outDir: string, state: TrainingState, options: SaveOptions): SavedCheckpoint {
+  const { world, model, optimizer, exchange, progress } = state;
+  const saved = stateOf(state);
   const { agreement } = world;
   if (!world.isFirst) {
     const folder = exchange.isSharded ? agreement.share('') : '';
@@ -127,7 +201,7 @@ export function saveTrainingState(outDir: string, state: TrainingState, options:
     return collect(texts.map((text) => JSON.parse(text)));
   };
   const parts = {
-    model: modelTensors(model),
+    model: modelTensors({ parameters: savedParameters(model) }),
     optimizer: exchange.isSharded ? writeShards : namedTensors(optimizer.state),
   };
   const outcome = attempt(() => saveCheckpoint(outDir, progress.step, parts, saved, options));
@@ -175,10 +249,15 @@ export function findResumePoint(outDir: string, which: string, config: Config, w
 /** Restores everything from a checkpoint. */
 export function restoreTrainingState({ found, saved }: ResumePoint, state: TrainingState): void {
   const { model, optimizer, exchange } = state;
+  if ((saved.base ?? null) !== state.base)
+    throw new UsageError(
+      `train.init_from: the weights of ${state.config.train.init_from} are not those that this run began with; ` +
+        'restore them, or start a new run',
+    );
   expectOptimizer(found.path, saved.optimizer ?? DEFAULT_OPTIMIZER, optimizer.name);
   const weights = openSafetensors(join(found.path, CHECKPOINT_FILES.model));
   try {
-    loadWeights(weights, model);
+    loadWeights(weights, { parameters: savedParameters(model) });
   } finally {
     weights.close();
   }
@@ -241,9 +320,13 @@ function attempt<Value>(action: () => Value): Outcome<Value> {
   try {
     return { value: action() };
   } catch (error) {
-    if (!(error instanceof SaveFailed)) throw error;
-    return { problem: (error as TrefoilError).message };
+    return problemOf(error);
   }
+}
+
+function problemOf(error: unknown): { readonly problem: string } {
+  if (!(error instanceof SaveFailed)) throw error;
+  return { problem: (error as TrefoilError).message };
 }
 
 function settle<Value>(outcome: Outcome<Value>): Value {

@@ -32,7 +32,9 @@ export async function compileAhead(device: Device, config: Config, shape: ModelS
 export function trainingKernels(config: Config, shape: ModelShape, device: ListingCuda): readonly KernelRequest[] {
   const few = { ...shape, nLayers: Math.min(shape.nLayers, shape.layerPattern.length) };
   const model = new LanguageModel(device, few, config.train.seed, computeDtype(config.runtime, device.kind));
-  const optimizer = createOptimizer(model, new LocalGradients(model.parameters), config);
+  if (config.train.lora !== null) model.adapt(config.train.lora);
+  const trained = config.train.lora === null ? model.parameters : model.parameters.filter(({ isFrozen }) => !isFrozen);
+  const optimizer = createOptimizer(model, new LocalGradients(trained), config);
   const uploader = new BatchUploader(device, shape.nsa);
   const context = localContext({ model, config, optimizer, uploader, loss: undefined });
   const batch = emptyBatch(config.train.batch_size, config.train.seq_len);

@@ -7,15 +7,18 @@ import { setImmediate } from 'node:timers/promises';
 import type { Config } from '../config/schema.js';
 import { canFallBack } from '../data/loader.js';
 import { createTokenizer } from '../data/tokenizer.js';
+import { writeAdapter } from '../exchange/adapter.js';
 import { explainFileError, isFileSystemError, isPlainObject } from '../files.js';
 import { generate } from '../infer/generate.js';
 import { writeFinalModel } from '../infer/load.js';
 import type { LanguageModel } from '../model/language-model.js';
-import { keepCheckpoint, SaveFailed } from '../run/checkpoint/save.js';
+import { keepCheckpoint, type SavedCheckpoint, SaveFailed } from '../run/checkpoint/save.js';
+import { SaveThread } from '../run/checkpoint/save-thread.js';
 import type { RunFolder } from '../run/folder.js';
 import type { OwnMetrics } from '../run/metrics.js';
 import { readMark } from '../run/paths.js';
 import { FetchInterrupted, NonFiniteStep, reportDifferingWeights, reportNonFinite, SourceFailed } from './anomalies.js';
+import type { PendingSave } from './checkpoint.js';
 import type { Ending, RunEnds } from './ends.js';
 import type { Evaluation } from './evaluate.js';
 import type { TrainOptions, TrainResult } from './options.js';
@@ -51,6 +54,8 @@ interface Requests {
   readonly halt: string | undefined;
   readonly stop: (typeof STOPS)[number] | null;
   readonly save: boolean;
+  /** The checkpoint that was being written is on the disk, or was refused. */
+  readonly isSaved: boolean;
 }
 
 const STOPS = ['abort', 'SIGINT', 'SIGTERM', 'SIGHUP'] as const;
@@ -71,8 +76,21 @@ export class Run {
   readonly #meter: StepMeter;
   readonly #started = performance.now();
   #failedSaves = 0;
-  /** The step of the newest checkpoint. A training that does not begin at step 0 was resumed from one. */
+  /**
+   * The step of the newest checkpoint, also if it is still being written. A training that does not begin at step 0 was
+   * resumed from one.
+   */
   #savedAt: number | null;
+  /** Writes checkpoints while training goes on (train.async_save); on rank 0. */
+  #thread: SaveThread | null = null;
+  #pending: PendingSave | null = null;
+  /** `#savedAt` before the checkpoint that is being written: what holds if the disk refuses it. */
+  #savedBefore: number | null = null;
+  /** Whether the rows of the checkpoint that is being written are on the disk. */
+  #isLogged = true;
+  #hasWarnedOfMemory = false;
+  /** Seconds that training waited for a checkpoint since the last step. */
+  #pause = 0;
 
   constructor({ folder, model, trainer, records, ends, log, signals, options }: RunParts) {
     this.#config = trainer.config;
@@ -93,7 +111,9 @@ export class Run {
   async execute(isEvaluationMissing: boolean): Promise<TrainResult> {
     const { progress } = this.#trainer;
     try {
+      if (this.#savesAside && this.#world.isFirst) this.#thread = await SaveThread.start();
       const ending = this.#differingWeights() ?? (await this.#train(isEvaluationMissing));
+      await this.#settle();
       if (this.#world.isFirst) this.#writeFinalFiles(ending);
       this.#ends.write(ending);
       // A launcher may end all ranks as soon as one has ended: wait until the files are written.
@@ -102,7 +122,16 @@ export class Run {
       return { status: ending.status, step, outDir: this.#folder.path, firstLoss, lastLoss, valLoss };
     } finally {
       this.#log.live?.clear();
+      await this.#pending?.finish(); // after an error
+      this.#thread?.close();
     }
+  }
+
+  /** Whether checkpoints are written in a thread. A function, which tests pass, cannot go there. */
+  get #savesAside(): boolean {
+    const { async_save: isAsync, save_every: every } = this.#config.train;
+    const isSharded = this.#trainer.exchange.isSharded;
+    return isAsync && every > 0 && !isSharded && this.#options.saveOptions?.onWrite === undefined;
   }
 
   async #train(isEvaluationMissing: boolean): Promise<Ending> {
@@ -118,8 +147,9 @@ export class Run {
         if (isEvaluationDue(step, this.#config)) await this.#evaluate();
         if (sampleEvery > 0 && step % sampleEvery === 0) await this.#sample();
         this.#records.enter('between', step);
-        await setImmediate(); // signals arrive here
+        await setImmediate(); // signals arrive here, and the news that a checkpoint is written
         const requests = this.#takeRequests();
+        if (requests.isSaved) await this.#settle();
         if (requests.save) await this.#saveOnRequest(step);
         const ending = await this.#ending(step, requests);
         if (ending) return ending;
@@ -145,6 +175,7 @@ export class Run {
     const own: unknown = this.#options.onStep?.(record);
     if (isPlainObject(own)) this.#trainer.log(own as OwnMetrics);
     this.#records.writeStep(record);
+    this.#pause = 0;
     if (step === 1 || step % every === 0 || step === steps) {
       this.#records.writeRow(step, record.metrics);
       this.#log.say(stepLine(record, record.data !== this.#config.data.source && record.data === 'synthetic'));
@@ -171,6 +202,7 @@ export class Run {
         gpu_mem_alloc: Math.round(usedBytes / MIB),
         gpu_mem_peak: Math.round(peakBytes / MIB),
         gpu_mem_reserved: Math.round(reservedBytes / MIB),
+        ...(this.#pause > 0 && { save_pause_s: this.#pause }),
         ...(telemetry && { docs_seen: telemetry.documents, queue_fill: telemetry.queueFill }),
         ...(sources && {
           source_tokens: Object.fromEntries(sources.map(({ name, tokens }) => [name, tokens])),
@@ -190,18 +222,24 @@ export class Run {
     const { halt: path } = this.#folder.paths;
     const halt = isFirst && existsSync(path) ? readMark(path) : undefined;
     const stop = pending.stop ?? (this.#options.signal?.aborted ? 'abort' : null);
-    const own = [Number(halt !== undefined), stop === null ? 0 : 1 + STOPS.indexOf(stop), Number(pending.save)];
+    const own = [
+      Number(halt !== undefined),
+      stop === null ? 0 : 1 + STOPS.indexOf(stop),
+      Number(pending.save),
+      Number(this.#pending?.isDone ?? false),
+    ];
     pending.save = false;
-    const [halts, stops, saves] = agreement.max(own);
+    const [halts, stops, saves, saved] = agreement.max(own);
     return {
       halt: halts > 0 ? agreement.share(halt ?? '') : undefined,
       stop: stops > 0 ? STOPS[stops - 1] : null,
       save: saves > 0,
+      isSaved: saved > 0,
     };
   }
 
   async #saveOnRequest(step: number): Promise<void> {
-    if (this.#savedAt !== step) await this.#save();
+    await this.#saveNow(step);
     if (this.#savedAt !== step) return; // the failure was reported already
     const kept = this.#world.isFirst ? this.#keep(step) : '';
     this.#log.say(`saved the checkpoint of step ${step} (SIGUSR2); ${kept}`);
@@ -219,25 +257,61 @@ export class Run {
     }
   }
 
-  /** Saves a checkpoint. If the disk refuses it, training continues and the next interval tries again. */
+  /** Makes sure that there is a checkpoint of this step, the one after which training is. */
+  async #saveNow(step: number): Promise<void> {
+    await this.#settle();
+    if (this.#savedAt !== step) await this.#save();
+    await this.#settle();
+  }
+
+  /**
+   * Saves a checkpoint, or begins to: then training waits for the copy alone. One is written at a time. If the disk refuses
+   * it, training continues and the next interval tries again.
+   */
   async #save(): Promise<void> {
     const { step } = this.#trainer.progress;
+    await this.#settle();
+    const started = performance.now();
     this.#records.enter('save', step);
     // The rows of a checkpoint must be on the disk before it is.
-    const isLogged = this.#records.flush();
+    this.#isLogged = this.#records.flush();
+    this.#savedBefore = this.#savedAt;
+    const options = { keepLast: this.#config.train.keep_last, ...this.#options.saveOptions };
+    this.#pending = this.#savesAside ? this.#trainer.beginSave(this.#folder.path, options, this.#thread) : null;
+    if (this.#pending) this.#savedAt = step;
+    else {
+      if (this.#thread && !this.#hasWarnedOfMemory)
+        this.#log.warn('no memory for a copy of the state: training waits until a checkpoint is written');
+      this.#hasWarnedOfMemory = true;
+      await this.#conclude(step, this.#trainer.save(this.#folder.path, options));
+    }
+    this.#pause += (performance.now() - started) / 1000;
+  }
+
+  /** Waits for the checkpoint that is being written, if there is one. */
+  async #settle(): Promise<void> {
+    const pending = this.#pending;
+    if (pending === null) return;
+    const started = performance.now();
+    if (!pending.isDone) this.#records.enter('save', pending.step);
+    await this.#conclude(pending.step, pending.settle());
+    this.#pending = null;
+    this.#pause += (performance.now() - started) / 1000;
+  }
+
+  /** Records how a save ended. */
+  async #conclude(step: number, saving: Promise<SavedCheckpoint>): Promise<void> {
     try {
-      const { path, warnings } = await this.#trainer.save(this.#folder.path, {
-        keepLast: this.#config.train.keep_last,
-        ...this.#options.saveOptions,
-      });
+      const { path, warnings } = await saving;
       this.#savedAt = step;
       // The disk took the checkpoint but not its rows a moment ago: try again before they can be lost.
-      if (!isLogged) this.#records.flush();
+      if (!this.#isLogged) this.#records.flush();
       this.#records.writeEvent({ step, msg: 'checkpoint', detail: path });
       this.#options.onCheckpoint?.({ step, path });
       for (const warning of warnings) this.#log.warn(warning);
     } catch (error) {
       if (!(error instanceof SaveFailed)) throw error;
+      this.#savedAt = this.#savedBefore;
       this.#failedSaves += 1;
       this.#log.warn(`${error.message}; ${this.#afterFailedSave(step)}`);
       this.#records.writeEvent({ step, msg: 'checkpoint', detail: `failed: ${error.message}` });
@@ -254,6 +328,7 @@ export class Run {
   async #evaluate(): Promise<void> {
     const { loader } = this.#trainer;
     if (loader.validationSamples === 0) return;
+    await this.#settle(); // what runs out of memory here must not cost the checkpoint
     const { step } = this.#trainer.progress;
     let evaluation: Evaluation;
     try {
@@ -274,7 +349,7 @@ export class Run {
   async #sample(): Promise<void> {
     const { step } = this.#trainer.progress;
     const { data, train } = this.#config;
-    if (train.save_every > 0 && this.#savedAt !== step) await this.#save();
+    if (train.save_every > 0) await this.#saveNow(step);
     if (!this.#world.isFirst) return;
     this.#records.enter('sample', step);
     let text = '';
@@ -291,7 +366,7 @@ export class Run {
     const reason = halt === undefined ? `${stop}` : `.HALT${halt ? `: ${halt}` : ''}`;
     this.#log.live?.clear();
     await this.#signals.echoed;
-    if (this.#savedAt !== step) await this.#save();
+    await this.#saveNow(step);
     this.#log.say(`stopped after step ${step} by ${reason}`);
     return { status: halt === undefined ? 'signalled' : 'halted', detail: reason };
   }
@@ -305,7 +380,8 @@ export class Run {
 
   #stopNonFinite({ step, result, batches }: NonFiniteStep): Ending {
     const { rank } = this.#world;
-    const line = reportNonFinite(this.#folder.path, step, result, batches, this.#model.parameters, rank);
+    const trained = this.#model.parameters.filter(({ isFrozen }) => !isFrozen);
+    const line = reportNonFinite(this.#folder.path, step, result, batches, trained, rank);
     this.#log.warn(line);
     return { status: 'non-finite', detail: line, refused: { step, loss: result.loss, grad_norm: result.norm } };
   }
@@ -313,7 +389,7 @@ export class Run {
   /** The source failed: saves, so that the run can continue when the source is back. */
   async #stopWithoutData(error: SourceFailed): Promise<Ending> {
     const { step } = this.#trainer.progress;
-    if (step > 0 && this.#savedAt !== step) await this.#save();
+    if (step > 0) await this.#saveNow(step);
     this.#records.writeEvent({ step, msg: 'loader_error', detail: error.message });
     this.#log.warnOwn(error.message);
     return { status: 'no-data', detail: error.message };
@@ -362,8 +438,11 @@ export class Run {
     if (lost > 0) this.#log.warn(`${lost} log records were dropped: the file system of ${path} did not take them`);
     if (status !== 'done') return;
     const { save } = this.#options;
+    const { adapters } = this.#model;
+    const { lora, init_from: base } = this.#config.train;
     for (const target of save ? [path, save] : [path])
-      writeFinalModel(target, this.#model, this.#config, { step: this.#trainer.progress.step });
+      if (lora !== null && base !== null) writeAdapter(target, adapters, { ...lora, base });
+      else writeFinalModel(target, this.#model, this.#config, { step: this.#trainer.progress.step });
   }
 
   /** A checkpoint comes before an evaluation: if that runs out of memory, nothing is lost. */

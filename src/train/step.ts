@@ -10,6 +10,7 @@
 import type { Config } from '../config/schema.js';
 import type { Batch } from '../data/batch.js';
 import type { Device } from '../device/device.js';
+import type { Adapter } from '../model/adapters.js';
 import { kernelOptions } from '../model/kernels.js';
 import type { ForwardOptions } from '../model/language-model.js';
 import { computeDtype, type ModelShape } from '../model/shape.js';
@@ -31,6 +32,8 @@ import { type Agreement, SingleAgreement } from './ranks/agreement.js';
 export interface TrainableModel {
   readonly device: Device;
   readonly parameters: readonly Parameter[];
+  /** Adapters: a checkpoint of a model with some holds them alone. */
+  readonly adapters?: readonly Adapter[];
   /** The mean loss over the targets of a batch, a scalar. */
   loss(tape: Tape, ids: Tensor, targets: Tensor, options: ForwardOptions): Tensor;
   /** The loss of every target [T], without gradients, for evaluation. Default: `loss` of every batch. */

@@ -19,8 +19,9 @@ import { type LocatedModel, locateModel } from '../infer/load.js';
 import { auditKernels, describeKernels } from '../model/kernels.js';
 import { LanguageModel } from '../model/language-model.js';
 import { estimateMemory } from '../model/memory.js';
-import { computeDtype, type ModelShape, modelShape } from '../model/shape.js';
+import { computeDtype, type ModelShape, modelShape, shapeDifferences } from '../model/shape.js';
 import { sparseStartOf } from '../model/sparse-start.js';
+import { trainedParameters } from '../model/trainable.js';
 import { RunFolder, refuseUsedFolder } from '../run/folder.js';
 import { refuseLiveOwner } from '../run/lock.js';
 import { readCsv, VAL_CSV } from '../run/logs/csv.js';
@@ -32,6 +33,7 @@ import { findResumePoint, type ResumePoint, restoreTrainingState } from './check
 import { compileAhead } from './compile-ahead.js';
 import { expectFp8 } from './device-stepper.js';
 import { RunEnds } from './ends.js';
+import { pinHubModels } from './hub-models.js';
 import type { TrainOptions, TrainResult } from './options.js';
 import { singleWorld, type World } from './ranks/world.js';
 import { RankLogger, RunRecords } from './report.js';
@@ -61,16 +63,17 @@ async function openAndRun(
   world: World,
   onEnd: (cleanup: () => void) => void,
 ): Promise<TrainResult> {
-  const { config, device, resume = null } = options;
+  const { device, resume = null } = options;
   const { agreement, rank, isFirst } = world;
   const log = new RankLogger(options, world);
-  checkSupported(config, device, world, log);
-  refuseOtherFormat(options.save ?? null);
-  const outDir = resolve(config.train.out_dir);
+  checkSupported(options.config, device, world, log);
+  refuseOtherFormat(options.save ?? null, options.config);
+  const outDir = resolve(options.config.train.out_dir);
   if (isFirst && resume === null) refuseUsedFolder(outDir);
   if (isFirst && resume !== null) refuseLiveOwner(runPaths(outDir).lock);
   // Before the lock is taken: that of a killed run, by which its end is known, must outlast a refusal.
-  const point = resume === null ? null : findResumePoint(outDir, resume, config, world);
+  const point = resume === null ? null : findResumePoint(outDir, resume, options.config, world);
+  const config = await pinHubModels(options.config, point?.saved.config ?? null, world, log);
   const folder = await agreement.firstThenOthers(() => new RunFolder(outDir, rank));
   onEnd(() => folder.close());
   for (const { path, reason } of point?.found.skipped ?? []) log.warn(`checkpoint ${path} is skipped: ${reason}`);
@@ -84,7 +87,9 @@ async function openAndRun(
     }
     agreement.wait(); // before the other ranks create their section files
 
-    const initial = point === null ? locateInitial(config.train.init_from) : null;
+    // A checkpoint of adapters does not hold the weights that they adapt.
+    const { init_from: from, lora } = config.train;
+    const initial = point === null || lora !== null ? locateInitial(from) : null;
     onEnd(() => initial?.weights.close());
     for (const line of world.describe()) log.say(line);
     const open = () =>
@@ -121,6 +126,7 @@ async function openAndRun(
       loadWeights(initial.weights, model);
       log.say(`weights: from ${initial.path}`);
     }
+    if (lora !== null) model.adapt(lora);
     if (point === null) sparseStartOf(model, config)?.expectClosedGates(config.train.init_from);
     announce(model, config, log);
     // From here on a rank that is busy for long is lost; a compiler may take its time.
@@ -204,6 +210,13 @@ function isEvaluationMissing(point: ResumePoint | null, folder: RunFolder, confi
 function announce(model: LanguageModel, config: Config, log: RankLogger): void {
   const { shape, parameterCount } = model;
   const memory = estimateMemory(shape, config, model.device.kind);
+  const trained = trainedParameters(model.parameters, config).reduce((sum, { value }) => sum + value.size, 0);
+  if (trained < parameterCount) {
+    const share = ((100 * trained) / parameterCount).toPrecision(3);
+    log.say(
+      `trained: ${trained.toLocaleString('en')} of ${parameterCount.toLocaleString('en')} parameters (${share} %)`,
+    );
+  }
   log.say(
     `model: ${(parameterCount / 1e6).toFixed(1)}M parameters, ${shape.nLayers} layers, ${shape.dim} wide, ` +
       `${shape.attention} attention; about ${(memory.total / 2 ** 20).toFixed(0)} MiB ` +
@@ -212,7 +225,9 @@ function announce(model: LanguageModel, config: Config, log: RankLogger): void {
 }
 
 /** A file of weights is a safetensors file; any other path is a folder. */
-function refuseOtherFormat(save: string | null): void {
+function refuseOtherFormat(save: string | null, { train: { lora } }: Config): void {
+  if (save?.endsWith('.safetensors') && lora !== null)
+    throw new UsageError(`--save ${save}: adapters are written as two files; give a folder`);
   if (save === null || save.endsWith('.safetensors') || !namesFile(save)) return;
   throw new UsageError(`--save ${save}: weights are saved as safetensors; name it FILE.safetensors, or give a folder`);
 }
@@ -258,18 +273,14 @@ function locateInitial(path: string | null): LocatedModel | null {
   }
 }
 
-/** Throws if the model of `train.init_from` has another shape than the config's. */
+/** Throws if the model of `train.init_from` has another shape than the config's; names the first key that differs. */
 function expectShape(initial: LocatedModel, shape: ModelShape): void {
-  const names = Object.keys(shape) as (keyof ModelShape)[];
   // No weight depends on the number of selected blocks, and none of a dense model on section nsa.
   const nsa = shape.attention === 'dense' ? shape.nsa : { ...initial.shape.nsa, nSel: shape.nsa.nSel };
-  const own = { ...initial.shape, nsa };
-  const differing = names.filter((name) => JSON.stringify(own[name]) !== JSON.stringify(shape[name]));
+  const differing = shapeDifferences({ ...initial.shape, nsa }, shape);
   if (differing.length === 0) return;
-  const all = differing.map(
-    (name) => `${name} ${JSON.stringify(initial.shape[name])}, not ${JSON.stringify(shape[name])}`,
-  );
+  const all = differing.map(({ key, a, b }) => `${key} is ${JSON.stringify(b)}, but ${JSON.stringify(a)} there`);
   throw new UsageError(
-    `train.init_from: ${initial.path} has ${all.join('; ')}; change the config's model section to match`,
+    `train.init_from: ${initial.path} is of another shape: ${all.join('; ')}; take the shape from the model with --from`,
   );
 }

@@ -5,13 +5,18 @@ import type { Batch } from '../data/batch.js';
 import { canFallBack, type Loader } from '../data/loader.js';
 import { ExitCode, TrefoilError, UsageError } from '../errors.js';
 import { type SparseStart, sparseStartOf } from '../model/sparse-start.js';
+import { trainedParameters } from '../model/trainable.js';
 import type { SavedCheckpoint, SaveOptions } from '../run/checkpoint/save.js';
+import type { SaveThread } from '../run/checkpoint/save-thread.js';
 import type { SectionName } from '../run/logs/heartbeat.js';
 import { expectOwnMetrics, type OwnMetrics, type RunMetrics } from '../run/metrics.js';
 import type { Optimizer } from '../tensor/optimizer.js';
 import { FetchInterrupted, NonFiniteStep, SourceFailed } from './anomalies.js';
 import {
+  baseHash,
+  beginSaving,
   findResumePoint,
+  type PendingSave,
   restoreTrainingState,
   saveTrainingState,
   type TrainingProgress,
@@ -149,6 +154,7 @@ export class Trainer implements TrainingState, AsyncIterable<TrainingStep> {
     gradient: { count: 0, mean: 0, variance: 0 },
   };
   readonly steps: number;
+  readonly base: string | null;
   readonly progress: TrainingProgress = {
     step: 0,
     firstLoss: null,
@@ -184,7 +190,8 @@ export class Trainer implements TrainingState, AsyncIterable<TrainingStep> {
     const rate = (step: number) => learningRate(step, { ...config.train, steps });
     this.#warmup = options.schedule || !Number.isFinite(steps) ? 0 : warmupSteps({ ...config.train, steps });
     this.#schedule = options.schedule ?? (Number.isFinite(steps) ? rate : () => config.train.lr);
-    this.exchange = createExchange(world, model.device, model.parameters, config);
+    this.exchange = createExchange(world, model.device, trainedParameters(model.parameters, config), config);
+    this.base = baseHash(model);
     this.optimizer = options.optimizer ?? createOptimizer(model, this.exchange, config);
     this.#uploader = new BatchUploader(model.device, blocksOf(model, config));
     this.#sparseStart = sparseStartOf(model, config);
@@ -264,6 +271,14 @@ export class Trainer implements TrainingState, AsyncIterable<TrainingStep> {
     await this.#open();
     this.#enter('save', this.progress.step);
     return saveTrainingState(folder, this, options);
+  }
+
+  /**
+   * Begins to save and returns when the state is copied (`beginSaving`); null if `save` must do it. All ranks call it.
+   * `thread`: on rank 0, the thread that writes.
+   */
+  beginSave(folder: string, options: SaveOptions, thread: SaveThread | null): PendingSave | null {
+    return beginSaving(folder, this, options, thread);
   }
 
   /**

@@ -5,7 +5,7 @@ import type { Config } from '../config/schema.js';
 import type { Batch } from '../data/batch.js';
 import { type BuildProgress, type Loader, type LoaderTelemetry, openLoader } from '../data/loader.js';
 import { BEGINNING } from '../data/pipeline/position.js';
-import { silentSource } from '../data/sources/http.js';
+import { silentSource } from '../data/sources/silent.js';
 import type { Environment } from '../environment.js';
 import { TrefoilError, UsageError } from '../errors.js';
 import { LiveLine, type Terminal } from '../live-line.js';

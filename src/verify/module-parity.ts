@@ -9,7 +9,7 @@ import { type CaseShapes, FILE_NAMES, INPUT_NAMES, layoutOf, outputShape, random
 import { check, type Finding, TOLERANCE, type VerifyCheck, Worst } from './check.js';
 import { wrongSelection } from './compare.js';
 import { runCore } from './core.js';
-import { VARIANTS, withModule } from './module.js';
+import { OTHERS, VARIANTS, withModule } from './module.js';
 import { moduleForward, type Weights } from './module-reference.js';
 import { dot, randomValues, relativeError, sum } from './numbers.js';
 
@@ -22,10 +22,10 @@ const STEP = 1e-5;
 
 export function moduleChecks(device: Device): VerifyCheck[] {
   const limit = TOLERANCE;
-  const parity = VARIANTS.map(({ name, shape }) =>
+  const parity = [...VARIANTS, ...OTHERS].map(({ name, shape }) =>
     check('1 reference', `module, ${name}`, limit, () => moduleParity(device, shape)),
   );
-  const gradients = VARIANTS.map(({ name, shape }) =>
+  const gradients = [...VARIANTS, ...OTHERS].map(({ name, shape }) =>
     check('6 gradients', `module, ${name}`, limit, () => moduleGradients(device, shape)),
   );
   const core = check('6 gradients', 'core, ragged batch', limit, () => coreGradients(device));

@@ -22,6 +22,12 @@ export const VARIANTS: readonly { readonly name: string; readonly shape: ModelSh
   ),
 );
 
+/** Settings that change which inputs a part reads. */
+export const OTHERS: typeof VARIANTS = [
+  { name: 'gate of 10 inputs', shape: tinyShape({ gateInputs: 10 }) },
+  { name: 'positions in the window alone', shape: tinyShape({ rope: 'window', cmpRope: 'none' }) },
+];
+
 /** A module with blocks small enough for a hundred tokens to cross every edge; d_k and d_v differ on purpose. */
 export function tinyShape(
   nsa: Partial<ModelShape['nsa']>,

@@ -7,6 +7,7 @@ import { createGzip, type Gzip } from 'node:zlib';
 import { readSavedConfig } from '../config/load.js';
 import { TrefoilError, UsageError } from '../errors.js';
 import { asideName, errorCode, fileError, namesIn, readFully, statOrUndefined } from '../files.js';
+import { isHubName } from '../hub/name.js';
 import { findCheckpoint, LATEST_NAME, listCheckpoints } from '../run/checkpoint/read.js';
 import { runPaths } from '../run/paths.js';
 import { tarEnd, tarHeader, tarPadding } from './tar.js';
@@ -150,7 +151,7 @@ function pathsOutside(root: string): string[] {
     'data.path': data.path,
     ...Object.fromEntries(mixed),
     'data.val_path': data.val_path,
-    'data.tokenizer': statOrUndefined(tokenizer) ? tokenizer : null,
+    'data.tokenizer': isHubName(tokenizer) || statOrUndefined(tokenizer) ? tokenizer : null,
     'train.init_from': train.init_from,
   };
   return Object.entries(named).flatMap(([key, value]) => (value === null ? [] : `${key} ${value}`));

@@ -4,6 +4,7 @@
  */
 import {
   closeSync,
+  existsSync,
   ftruncateSync,
   openSync,
   readdirSync,
@@ -32,6 +33,8 @@ export interface Storm {
   /** The small disk the run lies on; null where none can be mounted. */
   readonly disk: string | null;
   readonly scratch: string;
+  /** A library that makes system calls on the run's files fail while `failing` exists; null where it cannot be built. */
+  readonly faulty: { readonly library: string; readonly failing: string } | null;
   readonly random: () => number;
   /** The process that trains now; undefined between two lives. */
   life: Life | undefined;
@@ -50,8 +53,16 @@ const DONE: Ending = { code: 0, signal: null };
 /** For a source that will be dead: other lives have time to start on a machine that is busy. */
 const HASTY = ['--loader-timeout', '4'];
 
-function start(storm: Storm, flags: readonly string[] = []): Life {
-  storm.life ??= new Life([...storm.args, ...flags], { ...storm.network.environment, ...storm.env });
+function start(storm: Storm, flags: readonly string[] = [], stdout?: string): Life {
+  const { args, network, env, faulty, outDir } = storm;
+  const calls = faulty && {
+    LD_PRELOAD: faulty.library,
+    FAULTY_FILES: outDir,
+    FAULTY_WHILE: faulty.failing,
+    FAILING_ONE_IN: '8',
+  };
+  const unheard = stdout === undefined ? undefined : { stdout, log: runPaths(outDir).log };
+  storm.life ??= new Life([...args, ...flags], { ...network.environment, ...env, ...calls }, unheard);
   return storm.life;
 }
 
@@ -119,6 +130,21 @@ function fill(path: string): void {
     }
   }
   closeSync(descriptor);
+}
+
+const noCalls = ({ faulty }: Storm) => (faulty === null ? 'needs Linux and g++' : undefined);
+
+/** One in eight calls on files of the run fails from here on. Returns how to end it. */
+function failCalls({ faulty }: Storm): () => void {
+  writeFileSync(faulty!.failing, '');
+  return () => rmSync(faulty!.failing);
+}
+
+/** A life that was killed while calls failed, or ended by itself, in one line. */
+async function failed(storm: Storm, life: Life): Promise<void> {
+  const refused = [1, 2].map((code) => ({ code, signal: null }));
+  await over(storm, life, ...refused, { code: null, signal: 'SIGKILL' });
+  expect(life.stderr).not.toMatch(/\n {4}at /);
 }
 
 /** A file that is there and cannot be opened, even by root: a link to itself. Returns how to undo it. */
@@ -234,6 +260,46 @@ export const FAULTS: readonly Fault[] = [
       }
       storm.life = undefined;
       rmSync(ballast);
+    },
+  },
+  {
+    name: 'stdout on a full disk',
+    absent: () => (existsSync('/dev/full') ? undefined : 'no /dev/full'),
+    inject: async (storm) => {
+      await killed(storm);
+      const life = start(storm, [], '/dev/full');
+      await life.progress(1 + Math.floor(storm.random() * 6));
+      life.send('SIGTERM');
+      await over(storm, life, { code: 4, signal: null });
+    },
+  },
+  {
+    name: 'system calls that fail',
+    absent: noCalls,
+    inject: async (storm) => {
+      const life = await running(storm);
+      const heal = failCalls(storm);
+      await life.progress(life.steps + 1 + Math.floor(storm.random() * 4));
+      await pause(storm.random() * 25);
+      // Some of the time the process dies meanwhile, and some of it by itself.
+      if (storm.random() < 0.2) life.send('SIGKILL');
+      heal();
+      await life.progress(life.steps + 1);
+      if (life.isOver) await failed(storm, life);
+    },
+  },
+  {
+    name: 'system calls that fail at the start',
+    absent: noCalls,
+    inject: async (storm) => {
+      await running(storm);
+      await killed(storm);
+      const heal = failCalls(storm);
+      const life = start(storm);
+      await Promise.race([life.ending, pause(1000 + storm.random() * 3000)]);
+      heal();
+      await life.progress(1);
+      if (life.isOver) await failed(storm, life);
     },
   },
   {

@@ -1,14 +1,15 @@
 /** The hub that the chaos run trains from, and how the network to it is spoilt. */
+import { availableParallelism, loadavg } from 'node:os';
 import { DATASET, numberedDocuments } from '../../src/data/testing/corpora.js';
-import { type HubServer, type Fault as NetworkFault, startHub } from '../../src/data/testing/hub-server.js';
 import { parquetFile } from '../../src/data/testing/parquet.js';
+import { type HubServer, type Fault as NetworkFault, startHub } from '../../src/hub/testing/hub-server.js';
 
 export type { NetworkFault };
 
 const FILES = 6;
 const DOCUMENTS = 48;
-/** Seconds until a source is dead, with room for a busy machine; an answer that is silent for a third of it is broken off. */
-const TIMEOUT = 20;
+/** Seconds until a source is dead, more on a busy machine; an answer that is silent for a third of it is broken off. */
+const TIMEOUT = 20 * Math.min(10, Math.max(1, loadavg()[0] / availableParallelism() / 2));
 
 /** In which order the kinds come, which of them were served since, and every other answer is left alone. */
 interface Spoiling {

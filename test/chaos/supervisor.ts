@@ -1,5 +1,6 @@
 /** Keeps a training going: starts it, watches its lines, starts it again when it ended. What disturbs it is in faults.ts. */
 import type { ChildProcess } from 'node:child_process';
+import { closeSync, existsSync, openSync, readFileSync } from 'node:fs';
 import { ended, startTrefoil } from '../../src/testing/cli.js';
 
 export interface Ending {
@@ -20,16 +21,20 @@ export class Life {
   #isOver = false;
   #onLine = () => {};
 
-  constructor(args: readonly string[], env: Record<string, string>) {
-    this.#child = startTrefoil(args, env);
-    let rest = '';
-    this.#child.stdout!.on('data', (chunk) => {
-      rest += chunk;
-      const lines = rest.split('\n');
-      rest = lines.pop()!;
-      this.steps += lines.filter((line) => /^step \d+ /.test(line)).length;
-      this.#onLine();
-    });
+  /** `unheard`: a file in place of the pipe of stdout; steps are then counted in the log of the run. */
+  constructor(args: readonly string[], env: Record<string, string>, unheard?: { stdout: string; log: string }) {
+    if (unheard) this.#child = this.#startUnheard(args, env, unheard);
+    else {
+      this.#child = startTrefoil(args, env);
+      let rest = '';
+      this.#child.stdout!.on('data', (chunk) => {
+        rest += chunk;
+        const lines = rest.split('\n');
+        rest = lines.pop()!;
+        this.steps += stepsIn(lines);
+        this.#onLine();
+      });
+    }
     this.#child.stderr!.on('data', (chunk) => {
       this.stderr += chunk;
     });
@@ -38,6 +43,24 @@ export class Life {
       this.#onLine();
       return ending;
     });
+  }
+
+  #startUnheard(
+    args: readonly string[],
+    env: Record<string, string>,
+    { stdout, log }: Record<'stdout' | 'log', string>,
+  ) {
+    const logged = () => (existsSync(log) ? stepsIn(readFileSync(log, 'utf8').split('\n')) : 0);
+    const before = logged();
+    const descriptor = openSync(stdout, 'w');
+    const child = startTrefoil(args, env, ['ignore', descriptor, 'pipe']);
+    closeSync(descriptor);
+    const timer = setInterval(() => {
+      this.steps = logged() - before;
+      this.#onLine();
+    }, 50);
+    child.once('close', () => clearInterval(timer));
+    return child;
   }
 
   get isOver(): boolean {
@@ -69,6 +92,10 @@ export class Life {
       this.#onLine();
     });
   }
+}
+
+function stepsIn(lines: readonly string[]): number {
+  return lines.filter((line) => /^step \d+ /.test(line)).length;
 }
 
 export function pause(milliseconds: number): Promise<void> {

@@ -4,6 +4,7 @@ import { once } from 'node:events';
 import { dirname } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { trefoilMain } from '../../src/testing/cli.js';
+import { cpuSeconds, procAbsence } from '../../src/testing/cpu-time.js';
 
 interface Answer {
   readonly code: number | string | null;
@@ -26,7 +27,11 @@ export interface Verdict {
 
 /** Limit of processor time; a machine whose cores are all busy needs more of the clock's. */
 const LIMIT_S = 2;
-const HANG_MS = 30_000;
+/** A process hangs if it has used this much processor time, */
+const HANG_CPU_S = 30;
+/** or none in this time of the clock. */
+const IDLE_MS = 30_000;
+const LOOK_MS = 500;
 
 /** Starts the process anew after each that had to be ended. */
 export class Victim {
@@ -37,7 +42,7 @@ export class Victim {
   /** Every command must end with 0, or with one clean line; `secret` must not be in the output. */
   async judge(lines: readonly (readonly string[])[], secret: string): Promise<Verdict> {
     const answers = await this.#run(lines);
-    if (typeof answers === 'string') return { ending: answers, seconds: HANG_MS / 1000, detail: answers };
+    if (typeof answers === 'string') return { ending: answers, seconds: HANG_CPU_S, detail: answers };
     const seconds = Math.max(...answers.map(({ cpu }) => cpu));
     for (const [i, { code, stdout, stderr }] of answers.entries()) {
       // The text that a model writes is passed on as it is.
@@ -58,7 +63,15 @@ export class Victim {
     const child = this.#child;
     let timer: NodeJS.Timeout | undefined;
     const hang = new Promise<'hangs'>((resolve) => {
-      timer = setTimeout(() => resolve('hangs'), HANG_MS);
+      const cpuOf = () => (procAbsence ? performance.now() / 1000 : cpuSeconds(child.pid!));
+      const begin = cpuOf();
+      let [used, movedAt] = [begin, performance.now()];
+      timer = setInterval(() => {
+        if (child.exitCode !== null || child.signalCode !== null) return;
+        const now = cpuOf();
+        if (now > used) [used, movedAt] = [now, performance.now()];
+        if (used - begin > HANG_CPU_S || performance.now() - movedAt > IDLE_MS) resolve('hangs');
+      }, LOOK_MS);
     });
     const over = new AbortController();
     const gone = once(child, 'exit', { signal: over.signal }).then(() => 'dies' as const);
@@ -67,7 +80,7 @@ export class Victim {
     child.send({ lines, env: {} });
     const result = await Promise.race([answered, gone, hang]);
     over.abort();
-    clearTimeout(timer);
+    clearInterval(timer);
     if (typeof result === 'string') this.close();
     return result;
   }

@@ -3,12 +3,14 @@
 import { openDevice } from '../../../dist/device/open.js';
 import { readTokens } from '../../../dist/infer/decode.js';
 import { loadModel } from '../../../dist/infer/load.js';
+import { RecordedSteps } from '../../../dist/infer/recorded-steps.js';
 import { DecodeCache } from '../../../dist/model/cache.js';
 import { cpuSeconds, measure, report } from './inference-task.mjs';
 
 const [folder, threads, task, weights] = process.argv.slice(2);
 const device = openDevice('cpu', { threads: Number(threads) });
 const { model } = loadModel(device, folder, 'f32', { weights });
+const steps = RecordedSteps.of(model); // as the engine decodes
 const TILE = 512;
 
 await measure(task, ({ prompt, decode, batch }) => {
@@ -23,11 +25,14 @@ await measure(task, ({ prompt, decode, batch }) => {
   let next = sequences.map(() => prompt.at(-1));
   before = cpuSeconds();
   for (let i = 0; i < decode; i++) {
-    next = readTokens(
-      model,
-      sequences,
-      next.map((token) => [token]),
-    ).map(argmax);
+    const logits =
+      steps.read(sequences, next) ??
+      readTokens(
+        model,
+        sequences,
+        next.map((token) => [token]),
+      );
+    next = logits.map(argmax);
     counts.tokens.push(...next);
     if (i === 0) counts.firstTokenSeconds = cpuSeconds();
   }

@@ -12,6 +12,7 @@ import {
   addOptions,
   flag,
   jsonOption,
+  modelFlag,
   numberFrom,
   type OptionValues,
   parsed,
@@ -22,7 +23,7 @@ import { formatTable, right } from '../shared/table.js';
 
 const OPTIONS = {
   url: flag('--url <url>', 'server to measure, such as http://127.0.0.1:8080').conflicts('model'),
-  model: flag('--model <path>', 'start a server for this model, and also decode without a server'),
+  model: modelFlag('--model <path>', 'start a server for this model, and also decode without a server'),
   apiKeyFile: flag('--api-key-file <file>', 'file whose first line is the key of the server'),
   requests: parsed('--requests <n>', 'number of requests', wholeNumber(1), 64),
   concurrency: parsed('--concurrency <n>', 'closed loop: clients, each with one request at a time', wholeNumber(1), 8),

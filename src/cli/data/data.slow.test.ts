@@ -3,8 +3,8 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { DATASET, numberedDocuments } from '../../data/testing/corpora.js';
-import { type HubServer, startHub } from '../../data/testing/hub-server.js';
 import { parquetFile } from '../../data/testing/parquet.js';
+import { type HubServer, startHub } from '../../hub/testing/hub-server.js';
 import { runCli } from '../testing/run.js';
 
 const folder = mkdtempSync(join(tmpdir(), 'trefoil-cli-data-'));

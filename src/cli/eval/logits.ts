@@ -7,6 +7,7 @@ import { readSafetensors, toFloat64, writeSafetensors } from '../../run/safetens
 import { deviceOption, openDevice } from '../shared/device.js';
 import { type Io, ProgressLine } from '../shared/io.js';
 import {
+  adapterOption,
   choice,
   configured,
   modelOption,
@@ -18,6 +19,7 @@ import {
 
 const OPTIONS = {
   model: modelOption(),
+  adapter: adapterOption(),
   in: required('--in <file>', 'safetensors with input_ids, I32 or I64, [S] or [B, S]'),
   out: required('--out <file>', 'safetensors to write: logits F32 [S, vocab] or [B, S, vocab]'),
   precision: choice('--precision <name>', 'type of activations; bf16 needs CUDA', ['fp32', 'bf16'], 'fp32'),

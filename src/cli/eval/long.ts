@@ -16,10 +16,12 @@ import { kernelOptions } from '../../model/kernels.js';
 import { deviceOption, openDevice } from '../shared/device.js';
 import { type Io, ProgressLine, printJson, yieldToSignals } from '../shared/io.js';
 import {
+  adapterOption,
   configured,
   flag,
   jsonOption,
   MODEL_PATH,
+  modelFlag,
   type OptionValues,
   parsed,
   percentages,
@@ -31,7 +33,8 @@ import {
 import { formatTable, right } from '../shared/table.js';
 
 const OPTIONS = {
-  model: flag('--model <path>', MODEL_PATH),
+  model: modelFlag('--model <path>', MODEL_PATH),
+  adapter: adapterOption(),
   url: flag('--url <address>', 'a server that speaks the OpenAI API, in place of --model'),
   servedModel: flag('--served-model <name>', 'with --url: name of the model (default: the first it lists)'),
   tokenizer: flag('--tokenizer <name|file>', 'with --url: counts the tokens of --lengths (default: gpt2)'),
@@ -95,7 +98,7 @@ async function run(options: Options, io: Io): Promise<void> {
     const haystack = new Haystack(text, tokenizer, options.textFile);
     return report(reader, haystack, { model: reader.model, step: null, window: options.window ?? 512 }, options, io);
   }
-  const loaded = loadModel(openDevice(options), path!, 'f32');
+  const loaded = loadModel(openDevice(options), path!, 'f32', { adapter: options.adapter });
   try {
     for (const warning of loaded.warnings) io.warn(warning);
     const { shape } = loaded.model;

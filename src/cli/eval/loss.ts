@@ -19,11 +19,13 @@ import type { FarContext } from '../../train/far-context.js';
 import { deviceOption, openDevice } from '../shared/device.js';
 import { type Io, ProgressLine, printJson } from '../shared/io.js';
 import {
+  adapterOption,
   configured,
   csvOption,
   Flag,
   flag,
   jsonOption,
+  modelFlag,
   modelOption,
   type OptionValues,
   parsed,
@@ -36,6 +38,7 @@ import { formatCsv, formatTable, right } from '../shared/table.js';
 
 const OPTIONS = {
   model: modelOption(),
+  adapter: adapterOption(),
   dataset: flag('--dataset <source>', `data.source: one of ${DATA_SOURCES.join(', ')} (default: implied by the path)`),
   localPath: flag('--local-path <path>', 'data.path: file, folder or pattern of a local source'),
   seqLen: parsed('--seq-len <n>', 'tokens of a sample', wholeNumber(1), 1024),
@@ -51,7 +54,7 @@ const OPTIONS = {
     'with --by-position: tokens of context that are not far (default: nsa.w of the first model, or 512)',
     wholeNumber(1),
   ),
-  compare: flag('--compare <path...>', 'further models to evaluate on the same data'),
+  compare: modelFlag('--compare <path...>', 'further models to evaluate on the same data'),
   without: new Flag<Branch[] | undefined>(
     '--without <branch...>',
     'also with this branch of attention switched off',
@@ -122,8 +125,9 @@ async function run(options: Options, io: Io): Promise<void> {
     said.add(line);
   };
   let tokenizer: string | undefined;
-  for (const path of [options.model, ...compare]) {
-    const loaded = loadModel(openDevice(options), path, 'f32', options);
+  for (const [i, path] of [options.model, ...compare].entries()) {
+    const { weights, adapter } = options;
+    const loaded = loadModel(openDevice(options), path, 'f32', { weights, adapter: i === 0 ? adapter : undefined });
     try {
       tokenizer ??= loaded.tokenizer.identity;
       if (loaded.tokenizer.identity !== tokenizer)

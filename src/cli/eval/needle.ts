@@ -13,6 +13,7 @@ import { runBlocking } from '../shared/blocking.js';
 import { deviceOption, openDevice } from '../shared/device.js';
 import { type Io, ProgressLine, printJson } from '../shared/io.js';
 import {
+  adapterOption,
   choice,
   configured,
   flag,
@@ -37,6 +38,7 @@ const DEPTHS = Array.from({ length: 11 }, (_, i) => 10 * i);
 
 const OPTIONS = {
   model: modelOption(),
+  adapter: adapterOption(),
   lengths: parsed('--lengths <list>', 'context lengths in tokens', wholeNumbers(1), [4096, 16_384, 65_536]),
   depths: parsed('--depths <list>', 'positions of the needle, in percent of the context', percentages, DEPTHS),
   trials: parsed('--trials <n>', 'cases per length and depth', wholeNumber(1), 20),

@@ -21,6 +21,7 @@ import { runBlocking } from '../shared/blocking.js';
 import { deviceOption, openDevice } from '../shared/device.js';
 import { type Io, printJson } from '../shared/io.js';
 import {
+  adapterOption,
   configured,
   Flag,
   flag,
@@ -37,6 +38,7 @@ import { formatTable, right } from '../shared/table.js';
 
 const OPTIONS = {
   model: modelOption(),
+  adapter: adapterOption(),
   textFile: required('--text-file <file>', 'text for the model to read'),
   maxTokens: parsed('--max-tokens <n>', 'read at most this many tokens of it', wholeNumber(1), 8192),
   coverage: flag(

@@ -5,18 +5,19 @@ import type { NsaConfig } from '../../config/schema.js';
 import { UsageError } from '../../errors.js';
 import { convertToSparse, TRAIN_CONFIG } from '../../exchange/convert.js';
 import { locateModel } from '../../infer/load.js';
+import { byteProgress } from '../shared/byte-progress.js';
 import { type Io, printJson } from '../shared/io.js';
 import {
   addOptions,
   jsonOption,
   MODEL_PATH,
+  ModelArgument,
   type OptionValues,
   parsed,
   repeated,
   required,
   wholeNumber,
 } from '../shared/options.js';
-import { byteProgress } from './progress.js';
 
 const OPTIONS = {
   sparse: required('--sparse', 'make its attention sparse'),
@@ -32,7 +33,7 @@ const OPTIONS = {
 type Options = OptionValues<typeof OPTIONS>;
 
 export function configure(command: Command, io: Io): void {
-  addOptions(command.argument('<model>', `dense model: ${MODEL_PATH}`), OPTIONS)
+  addOptions(command.addArgument(new ModelArgument('<model>', `dense model: ${MODEL_PATH}`)), OPTIONS)
     .addHelpText('after', HELP)
     .action((model: string, options: Options) => run(model, options, io));
 }

@@ -1,22 +1,26 @@
 /** `trefoil export hf`: a model as a folder that transformers loads. */
 import type { Command } from 'commander';
+import { openDevice } from '../../device/open.js';
 import { exportHf } from '../../exchange/export-hf.js';
-import { locateModel } from '../../infer/load.js';
+import { locateModel, withAdapter } from '../../infer/load.js';
+import { byteProgress } from '../shared/byte-progress.js';
 import { type Io, printJson } from '../shared/io.js';
 import {
   addOptions,
   choice,
+  flag,
   jsonOption,
   MODEL_PATH,
+  ModelArgument,
   type OptionValues,
   parsed,
   required,
   wholeNumber,
 } from '../shared/options.js';
-import { byteProgress } from './progress.js';
 
 const OPTIONS = {
   out: required('--out <folder>', 'new folder for config.json, weights and tokenizer'),
+  merge: flag('--merge <adapter>', "add this LoRA adapter (a folder in PEFT's format) to the weights"),
   dtype: choice('--dtype <name>', 'type of the weights (default: as stored)', ['f32', 'bf16']),
   maxPositions: parsed(
     '--max-positions <n>',
@@ -29,7 +33,7 @@ const OPTIONS = {
 type Options = OptionValues<typeof OPTIONS>;
 
 export function configure(command: Command, io: Io): void {
-  addOptions(command.argument('<model>', MODEL_PATH), OPTIONS)
+  addOptions(command.addArgument(new ModelArgument('<model>', MODEL_PATH)), OPTIONS)
     .addHelpText('after', HELP)
     .action((model: string, options: Options) => run(model, options, io));
 }
@@ -44,12 +48,18 @@ LlamaNSAForCausalLM.
 What a format cannot express is refused by name. config.json has the rotary
 settings in the old and the new style.
 
-Example:
+Examples:
   trefoil export hf artifacts/run --out exported --dtype bf16
+  trefoil export hf SmolLM2-135M --merge artifacts/tuned --out merged
 `;
 
-function run(path: string, { out, dtype, maxPositions, shardMb, json }: Options, io: Io): void {
-  const { shape, config, weights, endTokens, origin, warnings } = locateModel(path);
+function run(path: string, { out, merge, dtype: wanted, maxPositions, shardMb, json }: Options, io: Io): void {
+  const located = locateModel(path);
+  // Merged matrices are computed in fp32; the folder keeps the type of the model.
+  const isBf16 = merge !== undefined && located.weights.entries.get('embedding')?.dtype === 'BF16';
+  const dtype = wanted ?? (isBf16 ? 'bf16' : undefined);
+  const { shape, config, weights, endTokens, origin, warnings } =
+    merge === undefined ? located : withAdapter(openDevice('cpu'), located, merge);
   try {
     for (const warning of warnings) io.warn(warning);
     const progress = byteProgress(io);

@@ -1,10 +1,11 @@
 /** `trefoil import hf`: a folder of Hugging Face transformers as a model of this program. */
 import type { Command } from 'commander';
 import { importHf } from '../../exchange/import-hf.js';
+import { byteProgress } from '../shared/byte-progress.js';
 import { type Io, printJson } from '../shared/io.js';
-import { addOptions, jsonOption, type OptionValues, required } from '../shared/options.js';
-import { byteProgress } from './progress.js';
+import { addOptions, jsonOption, ModelArgument, type OptionValues, required } from '../shared/options.js';
 
+const FOLDER = 'hf:owner/name, or a folder with config.json, *.safetensors and, for text, tokenizer.json';
 const OPTIONS = {
   out: required('--out <folder>', 'new folder for the model'),
   json: jsonOption('{folder, architecture, parameters, bytes, seconds, companions}'),
@@ -12,7 +13,7 @@ const OPTIONS = {
 type Options = OptionValues<typeof OPTIONS>;
 
 export function configure(command: Command, io: Io): void {
-  addOptions(command.argument('<folder>', 'config.json, *.safetensors and, for text, tokenizer.json'), OPTIONS)
+  addOptions(command.addArgument(new ModelArgument('<folder>', FOLDER)), OPTIONS)
     .addHelpText('after', HELP)
     .action((folder: string, options: Options) => run(folder, options, io));
 }

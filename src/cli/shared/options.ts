@@ -2,7 +2,7 @@
  * The options of commands. A command declares them once, as a table by name; the types of the values that its action
  * receives follow from it. Parsers reject bad values with one line.
  */
-import { type Command, InvalidArgumentError, Option } from 'commander';
+import { Argument, type Command, InvalidArgumentError, Option } from 'commander';
 import type { Io } from './io.js';
 
 /** An option whose value, in the action of a command, has the type `Value`. */
@@ -66,9 +66,25 @@ export function repeated(text: string, meaning: string): Flag<string[] | undefin
   return new Flag<string[] | undefined>(text, meaning).argParser((one, all: string[] = []) => [...all, one]);
 }
 
+/** An option that names models: before the command runs, those of the hub are downloaded (`pullNamedModels`). */
+export class ModelFlag<Value> extends Flag<Value> {}
+
+/** An argument that names a model, as `ModelFlag`. */
+export class ModelArgument extends Argument {}
+
 /** The model that a command reads. */
 export function modelOption(): Flag<string> {
-  return required('--model <path>', MODEL_PATH);
+  return new ModelFlag<string>('--model <path>', MODEL_PATH).makeOptionMandatory();
+}
+
+/** A model that a command can do without. */
+export function modelFlag<Text extends string>(text: Text, meaning: string): Flag<ValueOf<Text>> {
+  return new ModelFlag(text, meaning);
+}
+
+/** An adapter that is added to the weights of the model. */
+export function adapterOption(): Flag<string | undefined> {
+  return flag('--adapter <folder>', "LoRA adapter in PEFT's format, added to the weights");
 }
 
 /** In what type the CPU holds the weights of the model that a command reads. */
@@ -81,7 +97,7 @@ export function weightsOption(): Flag<'file' | 'int8'> {
   );
 }
 
-export const MODEL_PATH = 'run folder, checkpoint, model.safetensors, or Hugging Face folder';
+export const MODEL_PATH = 'run folder, checkpoint, model.safetensors, Hugging Face folder, or hf:owner/name';
 
 type Optional<Flags> = { [Name in keyof Flags]: Flags[Name] extends Flag<infer Value> ? Value : never };
 

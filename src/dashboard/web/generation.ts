@@ -1,7 +1,7 @@
 /** Requests of the playground to the model: one generation or one reading at a time. */
 import { useEffect, useRef, useState } from 'preact/hooks';
 import { number, whole } from './format.js';
-import { type GeneratedToken, type GenerationRequest, generate, readText } from './model-api.js';
+import { type GeneratedToken, type GenerationRequest, generate, readText, type ToolCall } from './model-api.js';
 
 /** One generation at a time, with its speed. */
 export function useGeneration(key: string) {
@@ -12,7 +12,11 @@ export function useGeneration(key: string) {
   });
   const abort = useRef<AbortController | null>(null);
   useEffect(() => () => abort.current?.abort(), []);
-  const start = async (request: GenerationRequest, onTokens: (tokens: readonly GeneratedToken[]) => void) => {
+  const start = async (
+    request: GenerationRequest,
+    onTokens: (tokens: readonly GeneratedToken[]) => void,
+    onOthers: (reasoning: string, calls: readonly ToolCall[]) => void = () => {},
+  ) => {
     abort.current?.abort();
     const controller = new AbortController();
     abort.current = controller;
@@ -39,6 +43,9 @@ export function useGeneration(key: string) {
           onTokens(tokens);
           setState({ isRunning: true, status: facts('writing'), error: null });
         },
+        onOthers: (reasoning, calls) => {
+          if (!controller.signal.aborted) onOthers(reasoning, calls);
+        },
         onEnd: (reason) => {
           finish = reason;
         },
@@ -54,7 +61,11 @@ export function useGeneration(key: string) {
   return { ...state, start, stop: () => abort.current?.abort() };
 }
 
-const FINISHED: Readonly<Record<string, string>> = { stop: 'ended by itself', length: 'ended at the limit of tokens' };
+const FINISHED: Readonly<Record<string, string>> = {
+  stop: 'ended by itself',
+  length: 'ended at the limit of tokens',
+  tool_calls: 'called tools',
+};
 
 /** Reads a text on the model and shows the trace. */
 export function useReading(key: string) {

@@ -26,9 +26,19 @@ export interface GeneratedToken {
   readonly alternatives: readonly Alternative[];
 }
 
+/** A call of a tool; its arguments are JSON. */
+export interface ToolCall {
+  readonly id: string;
+  readonly type: 'function';
+  readonly function: { readonly name: string; readonly arguments: string };
+}
+
 export interface ChatMessage {
-  readonly role: 'system' | 'user' | 'assistant';
+  readonly role: 'system' | 'user' | 'assistant' | 'tool';
   readonly content: string;
+  readonly tool_calls?: readonly ToolCall[];
+  /** Of a result: the call that it belongs to. */
+  readonly tool_call_id?: string;
 }
 
 /** A request for text; exactly one of `prompt` and `messages` is set. */
@@ -41,6 +51,8 @@ export interface GenerationRequest {
 export interface GenerationListener {
   onProgress(processed: number, total: number): void;
   onTokens(tokens: readonly GeneratedToken[]): void;
+  /** Reasoning, and calls of tools, as far as they are written. */
+  onOthers(reasoning: string, calls: readonly ToolCall[]): void;
   onEnd(finish: string): void;
 }
 
@@ -96,9 +108,20 @@ interface Listed {
   readonly logprob: number;
 }
 
+/** The first delta of a call has its id and name, those after it pieces of the arguments. */
+interface CallDelta {
+  readonly index: number;
+  readonly id?: string;
+  readonly function: { readonly name?: string; readonly arguments: string };
+}
+
 interface Choice {
   readonly text?: string;
-  readonly delta?: { readonly content?: string };
+  readonly delta?: {
+    readonly content?: string;
+    readonly reasoning_content?: string;
+    readonly tool_calls?: readonly CallDelta[];
+  };
   readonly finish_reason: string | null;
   readonly logprobs: {
     /** Set for a chat. */
@@ -121,10 +144,20 @@ export async function generate(
   const logprobs = isChat ? { logprobs: true, top_logprobs: ALTERNATIVES } : { logprobs: ALTERNATIVES };
   const path = isChat ? '/v1/chat/completions' : '/v1/completions';
   const response = await send(path, key, { ...request, ...logprobs, stream: true, return_progress: true }, signal);
+  const calls: ToolCall[] = [];
+  let reasoning = '';
   for await (const event of events(response)) {
     const progress = event['prompt_progress'] as { processed: number; total: number } | undefined;
     if (progress) listener.onProgress(progress.processed, progress.total);
     for (const choice of event['choices'] as Choice[]) {
+      const { reasoning_content: thought = '', tool_calls: pieces = [] } = choice.delta ?? {};
+      reasoning += thought;
+      for (const { index, id = '', function: of } of pieces) {
+        const before = calls[index] ?? { id, type: 'function', function: { name: of.name ?? '', arguments: '' } };
+        const text = before.function.arguments + of.arguments;
+        calls[index] = { ...before, function: { ...before.function, arguments: text } };
+      }
+      if (thought !== '' || pieces.length > 0) listener.onOthers(reasoning, [...calls]);
       const tokens = tokensOf(choice);
       if (tokens.length > 0) listener.onTokens(tokens);
       if (choice.finish_reason) listener.onEnd(choice.finish_reason);

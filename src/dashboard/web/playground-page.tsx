@@ -19,6 +19,7 @@ import { Card, Empty, Segmented } from './ui.js';
 /** A message of a chat; answers of the model keep their tokens. */
 interface Message extends ChatMessage {
   readonly tokens?: readonly GeneratedToken[];
+  readonly reasoning?: string;
 }
 
 /** State that the playground keeps while other pages are shown. The key is never stored. */
@@ -29,6 +30,8 @@ export interface Session {
   readonly prompt: string;
   readonly output: readonly GeneratedToken[];
   readonly system: string;
+  /** JSON of the tools that the model may call; empty: none. */
+  readonly tools: string;
   readonly draft: string;
   readonly messages: readonly Message[];
   readonly sampling: SamplingValues;
@@ -40,6 +43,7 @@ export const NEW_SESSION: Session = {
   prompt: 'Once upon a time',
   output: [],
   system: '',
+  tools: '',
   draft: '',
   messages: [],
   sampling: SAMPLING,
@@ -127,16 +131,40 @@ function Playground({ session, change, card }: Props & { readonly card: ModelCar
       change({ output: written });
     });
   };
+  const pending = pendingCall(messages);
+  const [toolsError, setToolsError] = useState<string | null>(null);
   const sendMessage = () => {
     setPicked(null);
-    const asked: Message[] = [...messages, { role: 'user', content: session.draft }];
+    const tools = toolsIn(session.tools);
+    setToolsError(typeof tools === 'string' ? tools : null);
+    if (typeof tools === 'string') return;
+    const said: Message = pending
+      ? { role: 'tool', content: session.draft, tool_call_id: pending.id }
+      : { role: 'user', content: session.draft };
+    const asked: Message[] = [...messages, said];
+    if (pendingCall(asked)) {
+      change({ messages: asked, draft: '' }); // results of all calls are needed first
+      return;
+    }
     change({ messages: [...asked, { role: 'assistant', content: '', tokens: [] }], draft: '' });
-    const request = { messages: plain(session.system, asked), ...samplingFields(session.sampling) };
-    let written: GeneratedToken[] = [];
-    void run.start(request, (tokens) => {
-      written = [...written, ...tokens];
-      change({ messages: [...asked, { role: 'assistant', content: textOf(written), tokens: written }] });
-    });
+    const request = {
+      messages: plain(session.system, asked),
+      ...samplingFields(session.sampling),
+      ...(tools.length > 0 ? { tools } : {}),
+    };
+    let answer: Message & { tokens: readonly GeneratedToken[] } = { role: 'assistant', content: '', tokens: [] };
+    const show = (part: Partial<Message>) => {
+      answer = { ...answer, ...part };
+      change({ messages: [...asked, answer] });
+    };
+    void run.start(
+      request,
+      (tokens) => {
+        const written = [...answer.tokens, ...tokens];
+        show({ content: textOf(written), tokens: written });
+      },
+      (reasoning, calls) => show({ reasoning, ...(calls.length > 0 ? { tool_calls: calls } : {}) }),
+    );
   };
   const submit = () => {
     if (run.isRunning) return;
@@ -183,7 +211,13 @@ function Playground({ session, change, card }: Props & { readonly card: ModelCar
               {messages.map((message, i) => (
                 <li key={String(i)} class={`message ${message.role}`}>
                   <b>{message.role}</b>
-                  {message.tokens ? (
+                  {message.reasoning ? (
+                    <details open>
+                      <summary>Reasoning</summary>
+                      <p>{message.reasoning}</p>
+                    </details>
+                  ) : null}
+                  {message.tokens?.some(({ text }) => text !== '') ? (
                     <TokenText
                       label="Answer of the model"
                       tokens={message.tokens}
@@ -193,12 +227,17 @@ function Playground({ session, change, card }: Props & { readonly card: ModelCar
                   ) : (
                     <p>{message.content}</p>
                   )}
+                  {(message.tool_calls ?? []).map(({ id, function: of }) => (
+                    <p key={id} class="call">
+                      calls <code>{of.name}</code> with <code>{of.arguments}</code>
+                    </p>
+                  ))}
                 </li>
               ))}
             </ol>
           ) : null}
           <label class="prompt">
-            <span>{isChat ? 'Message' : 'Prompt'}</span>
+            <span>{!isChat ? 'Prompt' : pending ? `Result of ${pending.function.name}` : 'Message'}</span>
             <textarea
               rows={isChat ? 3 : 8}
               spellcheck={false}
@@ -250,9 +289,9 @@ function Playground({ session, change, card }: Props & { readonly card: ModelCar
           <p class="status" role="status">
             {run.status}
           </p>
-          {(run.error ?? reading.error) ? (
+          {(toolsError ?? run.error ?? reading.error) ? (
             <p role="alert" class="error">
-              {run.error ?? reading.error}
+              {toolsError ?? run.error ?? reading.error}
             </p>
           ) : null}
           {reading.isReading ? (
@@ -300,6 +339,17 @@ function Playground({ session, change, card }: Props & { readonly card: ModelCar
                 <input value={session.system} onInput={(event) => change({ system: event.currentTarget.value })} />
               </label>
             ) : null}
+            {isChat ? (
+              <label class="field wide">
+                <span>Tools (a JSON list as of the OpenAI API)</span>
+                <textarea
+                  rows={3}
+                  spellcheck={false}
+                  value={session.tools}
+                  onInput={(event) => change({ tools: event.currentTarget.value })}
+                />
+              </label>
+            ) : null}
           </SamplingForm>
         </div>
       </div>
@@ -323,8 +373,26 @@ export function ReadingPage({ id, session }: { readonly id: string; readonly ses
   );
 }
 
+/** The first call of the last answer that has no result yet. */
+function pendingCall(messages: readonly Message[]) {
+  const at = messages.findLastIndex(({ role }) => role === 'assistant');
+  const results = messages.slice(at + 1).map(({ tool_call_id: id }) => id);
+  return messages[at]?.tool_calls?.find(({ id }) => !results.includes(id)) ?? null;
+}
+
+/** The tools of a text, or the reason why it is none. */
+function toolsIn(text: string): readonly unknown[] | string {
+  if (text.trim() === '') return [];
+  try {
+    const tools: unknown = JSON.parse(text);
+    return Array.isArray(tools) ? tools : 'Tools: expected a JSON list';
+  } catch (error) {
+    return `Tools: ${(error as Error).message}`;
+  }
+}
+
 function plain(system: string, messages: readonly Message[]): ChatMessage[] {
-  const all = messages.map(({ role, content }) => ({ role, content }));
+  const all = messages.map(({ tokens: _, reasoning: __, ...message }) => message);
   return system.trim() === '' ? all : [{ role: 'system', content: system }, ...all];
 }
 

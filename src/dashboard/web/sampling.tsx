@@ -9,6 +9,8 @@ const FIELDS = [
   { name: 'top_k', initial: 0, label: 'Top k (0 = all)', min: 0, max: 100_000, step: 1 },
   { name: 'min_p', initial: 0, label: 'Min p', min: 0, max: 1, step: 0.01 },
   { name: 'repetition_penalty', initial: 1, label: 'Repetition penalty', min: 0.1, max: 5, step: 0.05 },
+  { name: 'frequency_penalty', initial: 0, label: 'Frequency penalty', min: -2, max: 2, step: 0.1 },
+  { name: 'presence_penalty', initial: 0, label: 'Presence penalty', min: -2, max: 2, step: 0.1 },
 ] as const;
 
 export type SamplingValues = Readonly<Record<(typeof FIELDS)[number]['name'], number>> & {

@@ -2,7 +2,7 @@
 
 import { TrefoilError } from '../../errors.js';
 import type { Cursor } from '../sources/documents.js';
-import { silentSource } from '../sources/http.js';
+import { silentSource } from '../sources/silent.js';
 import type { Ring } from './ring.js';
 import type { PipelineWorkers } from './workers.js';
 

@@ -1,9 +1,9 @@
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { type Fault, type HubServer, startHub } from '../../hub/testing/hub-server.js';
 import { openCorpus } from '../sources/corpus.js';
 import type { CorpusSpec } from '../sources/spec.js';
 import { DATASET, hubOptions, numberedDocuments, plainLanes, plainSample, rowsOf } from '../testing/corpora.js';
 import { testFolder } from '../testing/folder.js';
-import { type Fault, type HubServer, startHub } from '../testing/hub-server.js';
 import { parquetFile } from '../testing/parquet.js';
 import { mergeStreamStates, type StreamState } from './position.js';
 import { StreamLoader, type StreamLoaderOptions } from './stream-loader.js';

@@ -1,8 +1,8 @@
 /** Two servers that claim the same identity of different files: the bytes of one are not used for the other. */
 import { expect, it } from 'vitest';
+import { startHub } from '../../hub/testing/hub-server.js';
 import { DATASET } from '../testing/corpora.js';
 import { testFolder } from '../testing/folder.js';
-import { startHub } from '../testing/hub-server.js';
 import { BlobOpener } from './blob.js';
 
 const folder = testFolder();

@@ -2,7 +2,7 @@
 
 import { type FileHandle, open } from 'node:fs/promises';
 import { ExitCode, TrefoilError, UsageError } from '../../errors.js';
-import { fetchRange, type HttpOptions } from './http.js';
+import { fetchRange, type HttpOptions } from '../../hub/http.js';
 import { RangeCache } from './range-cache.js';
 import type { CorpusFile, CorpusSpec } from './spec.js';
 

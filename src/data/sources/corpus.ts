@@ -5,14 +5,16 @@ import { DOCUMENT_SOURCES, isOneOf } from '../../config/data-sources.js';
 import type { Config } from '../../config/schema.js';
 import type { Environment } from '../../environment.js';
 import { UsageError } from '../../errors.js';
+import { hubAccess } from '../../hub/access.js';
+import type { HttpOptions } from '../../hub/http.js';
 import { plural } from '../../text.js';
 import { BlobOpener } from './blob.js';
 import { type FileReport, resolveFiles, type SkippedFile } from './files.js';
-import type { HttpOptions } from './http.js';
-import { type HubRequest, hubAccess, listDataset } from './hub.js';
+import { type HubRequest, listDataset } from './hub.js';
 import { isJsonlName } from './lines.js';
 import { countUnits, laneCount } from './order.js';
 import { defaultCacheFolder } from './range-cache.js';
+import { MORE_TIME } from './silent.js';
 import type { CorpusFile, CorpusSpec, FileKind } from './spec.js';
 
 export interface CorpusOptions {
@@ -57,6 +59,7 @@ export async function openCorpus(options: CorpusOptions): Promise<CorpusSpec> {
     giveUpAfterMs,
     stallMs: Math.min(LONGEST_STALL_MS, giveUpAfterMs / 3),
     firstPauseMs: FIRST_PAUSE_MS,
+    moreTime: MORE_TIME,
   };
   const { textField, shuffle, seed, splitSeed, valFraction, cache } = options;
   const { listed, skipped } =

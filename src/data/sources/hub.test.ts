@@ -1,10 +1,11 @@
 import { createServer, type RequestListener } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { afterEach, describe, expect, it } from 'vitest';
+import { hubAccess } from '../../hub/access.js';
+import { describeUrl, fetchRange, type HttpOptions } from '../../hub/http.js';
+import { type HubServer, type HubServerOptions, startHub } from '../../hub/testing/hub-server.js';
 import { DATASET } from '../testing/corpora.js';
-import { type HubServer, type HubServerOptions, startHub } from '../testing/hub-server.js';
-import { describeUrl, fetchRange, type HttpOptions } from './http.js';
-import { globPattern, type HubRequest, hubAccess, listDataset } from './hub.js';
+import { globPattern, type HubRequest, listDataset } from './hub.js';
 
 const http: HttpOptions = { giveUpAfterMs: 5000, stallMs: 1000, firstPauseMs: 5 };
 const servers: HubServer[] = [];

@@ -3,15 +3,11 @@
 import { createHash } from 'node:crypto';
 import { parse as parseYaml } from 'yaml';
 import { z } from 'zod';
-import type { Environment } from '../../environment.js';
 import { UsageError } from '../../errors.js';
-import { describeUrl, fetchSize, fetchSmall, type HttpOptions, SourceGaveUp, withDeadline } from './http.js';
+import type { HubAccess } from '../../hub/access.js';
+import { describeUrl, fetchSize, fetchSmall, type HttpOptions, SourceGaveUp, withDeadline } from '../../hub/http.js';
+import { fetchCommit, listTree, parseAnswer } from '../../hub/listing.js';
 
-const DEFAULT_ENDPOINT = 'https://huggingface.co';
-
-/** The largest datasets have a hundred thousand files, in pages of a thousand. */
-const MAX_PAGES = 1000;
-const MAX_ENTRIES = 1_000_000;
 /** A card of the hub has some thousand bytes of YAML. */
 const MAX_CARD = 2 ** 18;
 const MAX_PATTERN = 1000;
@@ -35,39 +31,6 @@ export interface HubFile {
   readonly identity: string;
 }
 
-export interface HubAccess {
-  readonly endpoint: string;
-  readonly credential: HttpOptions['credential'];
-}
-
-/** HF_ENDPOINT and HF_TOKEN, checked. */
-export function hubAccess(environment: Environment): HubAccess {
-  const given = environment['HF_ENDPOINT']?.trim() || DEFAULT_ENDPOINT;
-  let url: URL;
-  try {
-    url = new URL(given);
-  } catch {
-    throw new UsageError('HF_ENDPOINT: not a URL; give something like https://huggingface.co');
-  }
-  if (url.protocol !== 'https:' && url.protocol !== 'http:')
-    throw new UsageError('HF_ENDPOINT: must begin with https:// or http://');
-  // A password in a URL would appear in messages and in process lists.
-  if (url.username !== '' || url.password !== '')
-    throw new UsageError('HF_ENDPOINT: must not hold a user or password; put a token in HF_TOKEN');
-  const token = environment['HF_TOKEN']?.trim();
-  return { endpoint: given.replace(/\/+$/, ''), credential: token ? { origin: url.origin, token } : undefined };
-}
-
-const Revision = z.looseObject({ sha: z.string().regex(/^[0-9a-f]{7,64}$/) });
-const Tree = z.array(
-  z.looseObject({
-    type: z.string(),
-    path: z.string(),
-    size: z.number().int().min(0).optional(),
-    oid: z.string().optional(),
-    lfs: z.looseObject({ oid: z.string(), size: z.number().int().min(0) }).optional(),
-  }),
-);
 const Urls = z.array(z.string().regex(/^https?:\/\//));
 
 const Paths = z.union([z.string(), z.array(z.string())]);
@@ -94,17 +57,16 @@ export async function listDataset(request: HubRequest, access: HubAccess, option
   if (!/^[\w.-]+\/[\w.-]+$/.test(dataset))
     throw new UsageError(`data.hub_dataset: ${dataset} is not of the form owner/name`);
   const api = `${access.endpoint}/api/datasets/${dataset}`;
-  const found = await fetchSmall(`${api}/revision/${encodeURIComponent(request.revision)}`, http);
-  if (found === undefined)
+  const sha = await fetchCommit(api, request.revision, http);
+  if (sha === undefined)
     throw new UsageError(
       `data.hub_dataset: ${describeUrl(access.endpoint)} has no dataset ${dataset} with revision ${request.revision}`,
     );
-  const { sha } = parseAnswer(api, found.text, Revision);
   const base = `${access.endpoint}/datasets/${dataset}/resolve/${sha}`;
   const card = await fetchSmall(`${base}/README.md`, http);
   const configs = card === undefined ? [] : cardConfigs(card.text);
   const chosen = chooseConfig(configs, request);
-  const tree = await listTree(`${api}/tree/${sha}?recursive=true`, http);
+  const tree = await listTree(api, sha, http);
   const patterns = chosen === undefined ? undefined : patternsOf(chosen, split);
   const files = tree
     .filter(({ type, path }) => type === 'file' && path.endsWith('.parquet'))
@@ -145,30 +107,6 @@ async function listConverted(
     size: sizes[index],
     identity: createHash('sha256').update(`${url} ${sizes[index]}`).digest('hex'),
   }));
-}
-
-/** All pages of a listing. */
-async function listTree(first: string, http: HttpOptions): Promise<z.infer<typeof Tree>> {
-  const entries: z.infer<typeof Tree> = [];
-  const seen = new Set<string>();
-  for (let url: string | undefined = first; url !== undefined; ) {
-    if (seen.has(url))
-      throw new SourceGaveUp(`${describeUrl(first)}: its listing leads back to a page of its own; refused`);
-    seen.add(url);
-    if (seen.size > MAX_PAGES || entries.length > MAX_ENTRIES)
-      throw new SourceGaveUp(
-        `${describeUrl(first)}: a listing of more than ${MAX_PAGES} pages or ${MAX_ENTRIES} files; refused`,
-      );
-    const page = await fetchSmall(url, http);
-    if (page === undefined) throw new SourceGaveUp(`${describeUrl(url)}: the listing is gone (HTTP 404)`);
-    entries.push(...parseAnswer(url, page.text, Tree));
-    const next: string | undefined = /<([^>]+)>;\s*rel="next"/.exec(page.headers.get('link') ?? '')?.[1];
-    // The token must not be sent to a host that the listing names.
-    if (next !== undefined && new URL(next, url).origin !== new URL(first).origin)
-      throw new SourceGaveUp(`${describeUrl(first)}: its listing leads to another host; refused`);
-    url = next === undefined ? undefined : new URL(next, url).href;
-  }
-  return entries;
 }
 
 /** The configurations in the YAML head of a dataset's README. */
@@ -258,16 +196,4 @@ export function globPattern(pattern: string): PathTest {
 /** Without a card a configuration is a folder, and the default is all files. */
 function inFolder(path: string, configuration: string | null): boolean {
   return configuration === null || configuration === 'default' || path.split('/').includes(configuration);
-}
-
-function parseAnswer<Value>(url: string, text: string, schema: z.ZodType<Value>): Value {
-  let value: unknown;
-  try {
-    value = JSON.parse(text);
-  } catch (error) {
-    throw new SourceGaveUp(`${describeUrl(url)}: the answer is not JSON; is HF_ENDPOINT a hub?`, { cause: error });
-  }
-  const parsed = schema.safeParse(value);
-  if (parsed.success) return parsed.data;
-  throw new SourceGaveUp(`${describeUrl(url)}: not the answer of a hub (${parsed.error.issues[0].message})`);
 }

@@ -1,12 +1,12 @@
 import { spawnSync } from 'node:child_process';
 import { gzipSync } from 'node:zlib';
-import type { FileMetaData } from 'hyparquet';
+import type { FileMetaData, PageHeader } from 'hyparquet';
 import { describe, expect, it } from 'vitest';
 import { TrefoilError } from '../../errors.js';
 import { StreamLoader } from '../pipeline/stream-loader.js';
 import { hubOptions, numberedDocuments, plainLanes, plainSample, rowsOf } from '../testing/corpora.js';
 import { testFolder } from '../testing/folder.js';
-import { parquetFile, withFooter } from '../testing/parquet.js';
+import { parquetFile, withFooter, withPage } from '../testing/parquet.js';
 import { BlobOpener } from './blob.js';
 import { openCorpus } from './corpus.js';
 import { LaneDocuments } from './documents.js';
@@ -26,10 +26,12 @@ async function firstEpoch(spec: CorpusSpec): Promise<string[]> {
   const texts: string[] = [];
   for (let lane = 0; lane < spec.lanes; lane++) {
     const documents = new LaneDocuments(order, lane, { side: 'all', opener: new BlobOpener(spec) });
-    for (let placed = await documents.next(); placed && placed.epoch === 0; placed = await documents.next()) {
-      texts.push(documentText(placed.document));
+    try {
+      for (let placed = await documents.next(); placed && placed.epoch === 0; placed = await documents.next())
+        texts.push(documentText(placed.document));
+    } finally {
+      await documents.close();
     }
-    await documents.close();
   }
   return texts;
 }
@@ -118,6 +120,30 @@ describe('a folder of files', () => {
     const error = await local(path).catch((refusal: unknown) => refusal);
     expect(error).toBeInstanceOf(TrefoilError);
     expect((error as Error).message).toContain(`forged.parquet: `);
+    expect((error as Error).message).toContain(message);
+  });
+
+  it.each<[string, string, (page: PageHeader) => void]>([
+    [
+      '2 billion values',
+      'claims 2000000000 values, the limit is 33554432; write it with smaller',
+      (page) => (page.data_page_header_v2!.num_values = 2e9),
+    ],
+    ['2 GB', 'has a page of 2000000000 bytes', (page) => (page.uncompressed_page_size = 2e9)],
+    ['-1 bytes', 'a page of negative size', (page) => (page.compressed_page_size = -1)],
+  ])('a page of Parquet that claims %s is refused before memory is taken', async (_, message, change) => {
+    const sound = parquetFile({ documents: ['a', 'b'] });
+    const untouched = folder.write(
+      'sound.parquet',
+      withPage(sound, () => {}),
+    );
+    expect((await firstEpoch(await local(untouched))).sort()).toEqual(['a', 'b']);
+    const forged = folder.write('forged.parquet', withPage(sound, change));
+    const error = await local(forged)
+      .then(firstEpoch)
+      .catch((refusal: unknown) => refusal);
+    expect(error).toBeInstanceOf(TrefoilError);
+    expect((error as Error).message).toContain('forged.parquet: row group 0 ');
     expect((error as Error).message).toContain(message);
   });
 

@@ -8,16 +8,22 @@ import {
   parquetSchema,
   type SchemaTree,
 } from 'hyparquet';
+import { parquetHeader } from 'hyparquet/src/column.js';
 import { compressors } from 'hyparquet-compressors';
 import { TrefoilError, UsageError } from '../../errors.js';
+import { SourceGaveUp } from '../../hub/http.js';
 import type { Blob } from './blob.js';
-import { SourceGaveUp } from './http.js';
 import type { PartReader, RawDocument, ReadRequest } from './reader.js';
 
 /** The first request. Covers the footer of most files: a thousand row groups take some hundred kilobytes. */
 const FOOTER_BYTES = 1 << 19;
 /** A group is held in memory, one place per row, before its bytes show whether the rows are there. */
 const MAX_GROUP_ROWS = 1 << 24;
+/** With those of its dictionary. */
+const MAX_VALUES = 2 * MAX_GROUP_ROWS;
+/** Limit of a column in a group when its pages are unpacked: a few bytes can claim any size. */
+const MAX_GROUP_BYTES = 2 ** 32;
+const MAX_PAGE_BYTES = 2 ** 30;
 
 // Documents stay bytes until they are tokenised: a block takes half the memory, and skipped documents are not decoded.
 const parsers = { stringFromBytes: (bytes: Uint8Array) => bytes };
@@ -41,7 +47,7 @@ export async function openParquet({ file, part, textField, opener }: ReadRequest
         const group = first + position;
         if (group >= end) return undefined;
         const values = await decode(file.name, blob, `row group ${group}`, () =>
-          readColumn(buffer, metadata, column, starts[group], starts[group + 1]),
+          readColumn(file.name, buffer, metadata, column, starts[group], group),
         );
         return { documents: values.map((value) => pick(value, path, file.name)), next: position + 1 };
       },
@@ -87,21 +93,73 @@ function groupStarts({ row_groups }: FileMetaData): number[] {
   return starts;
 }
 
+/**
+ * Reads the bytes of a column in a row group and checks what its pages claim, before memory is taken for it. Returns the
+ * file with these bytes at hand.
+ */
+async function checkedColumn(
+  name: string,
+  buffer: AsyncBuffer,
+  { row_groups: groups }: FileMetaData,
+  column: string,
+  group: number,
+): Promise<AsyncBuffer> {
+  // A struct has several chunks, one beside the other.
+  const chunks = groups[group].columns.flatMap(({ meta_data: data }) => {
+    if (data?.path_in_schema[0] !== column) return [];
+    const offsets = [data.dictionary_page_offset, data.data_page_offset].map(Number).filter((offset) => offset > 0);
+    return { start: Math.min(...offsets), bytes: Number(data.total_compressed_size) };
+  });
+  const begin = Math.min(...chunks.map(({ start }) => start));
+  const end = Math.max(...chunks.map(({ start, bytes }) => start + bytes));
+  const refuse = (claim: string) => {
+    throw new UsageError(`${name}: row group ${group} ${claim}; write it with smaller row groups and pages`);
+  };
+  if (end - begin > MAX_GROUP_BYTES) refuse(`claims ${end - begin} bytes, the limit is ${MAX_GROUP_BYTES}`);
+  const content = await buffer.slice(begin, end);
+  for (const { start, bytes } of chunks) {
+    const reader = { view: new DataView(content, start - begin, bytes), offset: 0 };
+    let [values, size] = [0, 0];
+    while (reader.offset < bytes - 1) {
+      const page = parquetHeader(reader);
+      const { compressed_page_size: packed, uncompressed_page_size: unpacked } = page;
+      const header = page.data_page_header ?? page.data_page_header_v2 ?? page.dictionary_page_header;
+      const count = header?.num_values ?? 0;
+      if (!(packed >= 0 && unpacked >= 0 && count >= 0)) throw new Error('a page of negative size');
+      reader.offset += packed;
+      values += count;
+      size += unpacked;
+      if (values > MAX_VALUES) refuse(`claims ${values} values, the limit is ${MAX_VALUES}`);
+      if (unpacked > MAX_PAGE_BYTES) refuse(`has a page of ${unpacked} bytes, the limit is ${MAX_PAGE_BYTES}`);
+      if (size > MAX_GROUP_BYTES) refuse(`claims ${size} bytes, the limit is ${MAX_GROUP_BYTES}`);
+    }
+  }
+  return {
+    byteLength: buffer.byteLength,
+    slice(from, to = buffer.byteLength) {
+      if (from === begin && to === end) return content;
+      return from < begin || to > end ? buffer.slice(from, to) : content.slice(from - begin, to - begin);
+    },
+  };
+}
+
 async function readColumn(
-  file: AsyncBuffer,
+  name: string,
+  buffer: AsyncBuffer,
   metadata: FileMetaData,
   column: string,
   rowStart: number,
-  rowEnd: number,
+  group: number,
 ): Promise<unknown[]> {
-  const values: unknown[] = new Array(rowEnd - rowStart).fill(null);
-  if (rowStart === rowEnd) return values;
+  const rows = Number(metadata.row_groups[group].num_rows);
+  const values: unknown[] = new Array(rows).fill(null);
+  if (rows === 0) return values;
   await parquetRead({
-    file,
+    file: await checkedColumn(name, buffer, metadata, column, group),
     metadata,
     columns: [column],
     rowStart,
-    rowEnd,
+    rowEnd: rowStart + rows,
     compressors,
     parsers,
     geoparquet: false,

@@ -1,7 +1,7 @@
 /** A corpus as plain data. Worker threads receive it by message and open the files themselves. */
 
+import type { HttpOptions } from '../../hub/http.js';
 import type { SkippedFile } from './files.js';
-import type { HttpOptions } from './http.js';
 
 /** The format of a file. */
 export type FileKind = 'parquet' | 'jsonl' | 'text';

@@ -1,8 +1,10 @@
 /** Parquet files for tests, with the columns of a web corpus. */
 
 import { spawnSync } from 'node:child_process';
-import { type FileMetaData, parquetMetadata } from 'hyparquet';
+import { type FileMetaData, type PageHeader, parquetMetadata } from 'hyparquet';
+import { parquetHeader } from 'hyparquet/src/column.js';
 import { ByteWriter, type ColumnSource, parquetWriteBuffer } from 'hyparquet-writer';
+import { writePageHeader } from 'hyparquet-writer/src/datapage.js';
 import { writeMetadata } from 'hyparquet-writer/src/metadata.js';
 
 export interface ParquetRequest {
@@ -48,15 +50,46 @@ export function parquetFile({
   return new Uint8Array(parquetWriteBuffer({ ...common, columnData }));
 }
 
-/** The same file with another footer. */
-export function withFooter(bytes: Uint8Array, change: (metadata: FileMetaData) => void): Uint8Array {
+/** The same file, whose column of texts begins with a page that claims other numbers. */
+export function withPage(bytes: Uint8Array, change: (page: Mutable<PageHeader>) => void): Uint8Array {
+  const chunkOf = (metadata: FileMetaData) => metadata.row_groups[0].columns[1].meta_data!;
+  const { buffer } = bytes.slice();
+  const { data_page_offset: offset, total_compressed_size: size } = chunkOf(parquetMetadata(buffer));
+  const reader = { view: new DataView(buffer, Number(offset), Number(size)), offset: 0 };
+  const page = parquetHeader(reader);
+  change(page);
+  const writer = new ByteWriter();
+  writePageHeader(writer, page);
+  writer.appendBytes(new Uint8Array(buffer, Number(offset) + reader.offset, Number(size) - reader.offset));
+  const chunk = new Uint8Array(writer.getBuffer());
+  const point = (metadata: FileMetaData) => {
+    const forged = chunkOf(metadata);
+    forged.data_page_offset = BigInt(footerStart(bytes));
+    forged.total_compressed_size = BigInt(chunk.length);
+    delete forged.dictionary_page_offset;
+  };
+  return withFooter(bytes, point, chunk);
+}
+
+type Mutable<Fields> = { -readonly [Name in keyof Fields]: Fields[Name] };
+
+function footerStart(bytes: Uint8Array): number {
+  return bytes.length - 8 - new DataView(bytes.buffer, bytes.byteOffset).getUint32(bytes.length - 8, true);
+}
+
+/** The same file with another footer, and more bytes before it. */
+export function withFooter(
+  bytes: Uint8Array,
+  change: (metadata: FileMetaData) => void,
+  more = new Uint8Array(0),
+): Uint8Array {
   const { buffer } = bytes.slice();
   const metadata = parquetMetadata(buffer);
   change(metadata);
   const writer = new ByteWriter();
   writeMetadata(writer, metadata);
-  const end = bytes.length - 8 - new DataView(buffer).getUint32(bytes.length - 8, true);
-  return Buffer.concat([bytes.subarray(0, end), new Uint8Array(writer.getBuffer()), Buffer.from('PAR1')]);
+  const head = bytes.subarray(0, footerStart(bytes));
+  return Buffer.concat([head, more, new Uint8Array(writer.getBuffer()), Buffer.from('PAR1')]);
 }
 
 /** By the zstd program where it is there, else a frame of blocks that are stored as they are. */

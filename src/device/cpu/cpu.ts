@@ -18,6 +18,7 @@ import {
 } from '../device.js';
 import { MemoryPool } from '../pool.js';
 import { type CompilerOptions, defaultCompilerOptions, KernelCompiler } from './compile.js';
+import { type LaunchList, LaunchRecorder } from './launch-list.js';
 
 const FFI_TYPES: Record<ArgumentKind, string> = {
   ptr: 'void *',
@@ -41,13 +42,17 @@ type Library = ReturnType<typeof koffi.load>;
 export class CpuDevice implements Device {
   readonly kind = 'cpu';
   readonly name: string;
-  readonly pool: MemoryPool;
   readonly compiler: KernelCompiler;
   readonly #modules = new Map<KernelModule, Kernels<Signatures>>();
   readonly #runtime: Record<
-    'allocate' | 'free' | 'copy' | 'zero' | 'threads' | 'setThreads' | 'scratchBytes',
+    'allocate' | 'free' | 'copy' | 'zero' | 'replay' | 'threads' | 'setThreads' | 'scratchBytes',
     NativeCall
   >;
+  /** Addresses of the functions that are recorded besides kernels. */
+  readonly #addresses: Record<'copy' | 'zero', bigint>;
+  readonly #pools = new Set<MemoryPool>();
+  #pool: MemoryPool;
+  #recorder: LaunchRecorder | null = null;
 
   constructor(options: CpuOptions = {}) {
     const threads = options.threads ?? availableParallelism();
@@ -63,15 +68,68 @@ export class CpuDevice implements Device {
       free: library.func('trefoil_free', 'void', ['void *']),
       copy: library.func('trefoil_copy', 'void', ['void *', 'void *', 'size_t']),
       zero: library.func('trefoil_zero', 'void', ['void *', 'size_t']),
+      replay: library.func('trefoil_replay', 'void', ['void *', 'int64_t']),
       threads: library.func('trefoil_threads', 'int', []),
       setThreads: library.func('trefoil_set_threads', 'void', ['int']),
       scratchBytes: library.func('trefoil_scratch_bytes', 'int64_t', []),
     };
-    this.pool = new MemoryPool({
+    this.#addresses = { copy: library.symbol('trefoil_copy'), zero: library.symbol('trefoil_zero') };
+    this.#pool = this.newPool();
+    this.threads = threads;
+  }
+
+  /** The pool that tensors are allocated from. */
+  get pool(): MemoryPool {
+    return this.#pool;
+  }
+
+  /** A second pool, for `record`. */
+  newPool(): MemoryPool {
+    const pool = new MemoryPool({
       allocate: (bytes) => this.#allocate(bytes),
       free: (address) => void this.#runtime.free(address),
     });
-    this.threads = threads;
+    this.#pools.add(pool);
+    return pool;
+  }
+
+  /** Frees a pool of which no block is in use. */
+  dropPool(pool: MemoryPool): void {
+    pool.trim();
+    this.#pools.delete(pool);
+  }
+
+  /**
+   * Runs `work` and records its kernel calls and copies, which `replay` repeats. Its tensors come from `pool`, where
+   * nothing else may be allocated between replays. Null if `work` did something that cannot be repeated, such as an upload.
+   */
+  record(pool: MemoryPool, work: () => void): LaunchList | null {
+    if (this.#recorder) throw new Error('a recording cannot begin inside another one');
+    const outer = this.#pool;
+    const recorder = new LaunchRecorder();
+    this.#recorder = recorder;
+    this.#pool = pool;
+    try {
+      work();
+    } finally {
+      this.#recorder = null;
+      this.#pool = outer;
+    }
+    const list = recorder.finish();
+    if (list === null) return null;
+    const { bytes, count } = list;
+    const block = outer.take(bytes.byteLength);
+    this.upload(block.address, bytes);
+    return {
+      count,
+      replay: () => void this.#runtime.replay(block.address, count),
+      free: () => outer.give(block),
+    };
+  }
+
+  /** Adds a call to the recording, if there is one. */
+  #note(address: bigint, signature: Signature, values: readonly unknown[]): void {
+    this.#recorder?.add(address, signature, values);
   }
 
   /** Threads that kernels use. */
@@ -84,8 +142,12 @@ export class CpuDevice implements Device {
   }
 
   get memory(): MemoryUse {
-    const { bytesInUse, peakBytesInUse, bytesReserved } = this.pool;
-    return { usedBytes: bytesInUse, peakBytes: peakBytesInUse, reservedBytes: bytesReserved };
+    const sum = (of: (pool: MemoryPool) => number) => [...this.#pools].reduce((total, pool) => total + of(pool), 0);
+    return {
+      usedBytes: sum((pool) => pool.bytesInUse),
+      peakBytes: sum((pool) => pool.peakBytesInUse),
+      reservedBytes: sum((pool) => pool.bytesReserved),
+    };
   }
 
   freeBytes(): number {
@@ -103,7 +165,11 @@ export class CpuDevice implements Device {
     if (!kernels) {
       const library = load(this.compiler.library(join(module.folder, 'cpu.cpp')));
       kernels = Object.fromEntries(
-        Object.entries(module.functions).map(([name, signature]) => [name, bind(this, library, name, signature)]),
+        Object.entries(module.functions).map(([name, signature]) => {
+          const address: bigint = library.symbol(name);
+          const note = (values: readonly unknown[]) => this.#note(address, signature, values);
+          return [name, bind(this, library, { name, signature, note })];
+        }),
       ) as Kernels<Signatures>;
       this.#modules.set(module, kernels);
     }
@@ -111,6 +177,7 @@ export class CpuDevice implements Device {
   }
 
   upload(address: bigint, bytes: Uint8Array): void {
+    this.#recorder?.refuse();
     if (bytes.byteLength > 0) this.#runtime.copy(address, bytes, bytes.byteLength);
   }
 
@@ -122,15 +189,18 @@ export class CpuDevice implements Device {
 
   /** Sets bytes at an address to zero. */
   fillZero(address: bigint, bytes: number): void {
+    this.#note(this.#addresses.zero, ['ptr', 'i64'], [address, bytes]);
     this.#runtime.zero(address, bytes);
   }
 
   fill(address: bigint, value: number, count: number): void {
+    this.#recorder?.refuse();
     new Float32Array(koffi.view(address, count * Float32Array.BYTES_PER_ELEMENT)).fill(value);
   }
 
   /** Copies bytes from one address to another. */
   copy(to: bigint, from: bigint, bytes: number): void {
+    this.#note(this.#addresses.copy, ['ptr', 'ptr', 'i64'], [to, from, bytes]);
     this.#runtime.copy(to, from, bytes);
   }
 
@@ -161,11 +231,17 @@ function load(path: string, options: { global: boolean } = { global: false }): L
   }
 }
 
+interface BoundKernel {
+  readonly name: string;
+  readonly signature: Signature;
+  /** Called with the native arguments of each call. */
+  note(values: readonly unknown[]): void;
+}
+
 function bind(
   device: Device,
   library: Library,
-  name: string,
-  signature: Signature,
+  { name, signature, note }: BoundKernel,
 ): (...values: (Addressable | StructArgument | number | null)[]) => void {
   const call: NativeCall = library.func(
     name,
@@ -187,6 +263,7 @@ function bind(
         native[i] = signature[i] === 'struct' ? packed(value as StructArgument) : (value as Addressable).pointer;
       }
     }
+    note(native);
     call(...native);
   };
 }

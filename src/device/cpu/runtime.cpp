@@ -216,6 +216,28 @@ void* trefoil_scratch(int slot, size_t bytes) {
 
 int64_t trefoil_scratch_bytes() { return scratch_total.load(); }
 
+// Makes recorded calls (launch-list.ts). On x86-64 (System V) and AArch64 integers and floating-point numbers are passed
+// independently of each other: each kind in registers of its own, and integers after those on the stack, in order. So one type
+// fits all kernels: those with fewer arguments ignore the rest. An f32 lies in the lower half of its register.
+constexpr int kMaxWords = 32, kMaxFloats = 4;
+struct Call {
+  void (*kernel)(const int64_t*, const double*);
+  int64_t words[kMaxWords];
+  double floats[kMaxFloats];
+};
+#define EIGHT(w) w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7]
+void trefoil_replay(const Call* calls, int64_t count) {
+  using Word = int64_t;
+  using Any = void (*)(Word, Word, Word, Word, Word, Word, Word, Word, Word, Word, Word, Word, Word, Word, Word, Word, Word,
+                       Word, Word, Word, Word, Word, Word, Word, Word, Word, Word, Word, Word, Word, Word, Word, double, double,
+                       double, double);
+  for (const Call* call = calls; call < calls + count; ++call) {
+    const int64_t* w = call->words;
+    const double* f = call->floats;
+    reinterpret_cast<Any>(call->kernel)(EIGHT(w), EIGHT((w + 8)), EIGHT((w + 16)), EIGHT((w + 24)), f[0], f[1], f[2], f[3]);
+  }
+}
+
 void* trefoil_allocate(size_t bytes) { return allocate(bytes); }
 void trefoil_free(void* memory) { std::free(memory); }
 void trefoil_copy(void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); }

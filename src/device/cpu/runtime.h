@@ -16,6 +16,13 @@ void* trefoil_scratch(int slot, size_t bytes);
 
 constexpr int kScratchSlots = 24;
 
+// A pointer in a struct that JavaScript fills: 8 bytes on every machine, 32-bit ones too.
+template <class T>
+struct Address {
+  uint64_t bits;
+  operator T*() const { return reinterpret_cast<T*>(static_cast<uintptr_t>(bits)); }
+};
+
 template <class Body>
 inline void parallel(int64_t count, const Body& body) {
   trefoil_parallel(count, [](void* context, int64_t index) { (*static_cast<const Body*>(context))(index); },

@@ -1,14 +1,19 @@
-// A vector type for AVX-512, AVX2 and NEON (compiler vector extensions), and the functions that kernels need on it.
+// A vector type for AVX-512, AVX2, NEON and WebAssembly (compiler vector extensions), and the functions that kernels need on
+// it. Nothing here or in a kernel calls libm's functions: their last bits differ between systems.
 #pragma once
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <utility>
 
+#include "logarithm.h"
+
 #if defined(__AVX__)
 #include <immintrin.h>
 #elif defined(__ARM_NEON)
 #include <arm_neon.h>
+#elif defined(__wasm_relaxed_simd__)
+#include <wasm_simd128.h>
 #endif
 
 #if defined(__AVX512F__)
@@ -30,6 +35,16 @@ inline vec load(const float* p) {
 inline void store(float* p, vec v) { std::memcpy(p, &v, sizeof(v)); }
 inline vec splat(float x) { return x - vec{}; }
 inline vec max(vec a, vec b) { return a > b ? a : b; }
+inline vec sqrt(vec v) {  // rounded correctly everywhere
+#if defined(__AVX512F__)
+  return _mm512_sqrt_ps(v);
+#elif defined(__AVX__)
+  return _mm256_sqrt_ps(v);
+#else
+  for (int i = 0; i < kLanes; ++i) v[i] = std::sqrt(v[i]);
+  return v;
+#endif
+}
 
 // a * b + c. A compiler decides whether to fuse a product and a sum by its version, the target processor and the surrounding
 // loop; a row could then have different last bits alone and in a batch. So contraction is disabled (compile.ts), and fused
@@ -44,19 +59,91 @@ inline vec multiply_add(vec a, vec b, vec c) { return _mm256_fmadd_ps(a, b, c); 
 #else
 inline vec multiply_add(vec a, vec b, vec c) { return (vec)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b); }
 #endif
+#elif defined(__wasm_relaxed_simd__)
+// WebAssembly has only vector forms, and leaves open whether they round once: the device checks that before it uses them.
+inline vec multiply_add(vec a, vec b, vec c) { return (vec)wasm_f32x4_relaxed_madd((v128_t)a, (v128_t)b, (v128_t)c); }
+inline float multiply_add(float a, float b, float c) {
+  return wasm_f32x4_extract_lane(wasm_f32x4_relaxed_madd(wasm_f32x4_splat(a), wasm_f32x4_splat(b), wasm_f32x4_splat(c)), 0);
+}
+inline double multiply_add(double a, double b, double c) {
+  return wasm_f64x2_extract_lane(wasm_f64x2_relaxed_madd(wasm_f64x2_splat(a), wasm_f64x2_splat(b), wasm_f64x2_splat(c)), 0);
+}
 #else
 inline float multiply_add(float a, float b, float c) { return a * b + c; }
 inline double multiply_add(double a, double b, double c) { return a * b + c; }
 inline vec multiply_add(vec a, vec b, vec c) { return a * b + c; }
 #endif
 
+// A sum runs over eight lanes on every machine: number i is added to lane i % kSumLanes, and the lanes are added by a fixed
+// tree. So the bits of a sum do not depend on the width of a vector.
+constexpr int kSumLanes = 8;
+// Rows that are summed are padded with zeros to whole vectors and whole rounds of these lanes.
+constexpr int64_t kPad = kLanes > kSumLanes ? kLanes : kSumLanes;
+
+inline float sum_lanes(const float* lanes) {
+  const float a = lanes[0] + lanes[4], b = lanes[1] + lanes[5], c = lanes[2] + lanes[6], d = lanes[3] + lanes[7];
+  return (a + c) + (b + d);
+}
+
+// The lanes of one sum. Vectors must come in order, from a number i that is a multiple of kSumLanes on.
+class LaneSums {
+ public:
+#if defined(__AVX512F__)
+  void add(vec v) {
+    lanes_ += low(v);
+    lanes_ += high(v);
+  }
+  void add_products(vec a, vec b) {
+    lanes_ = _mm256_fmadd_ps(low(a), low(b), lanes_);
+    lanes_ = _mm256_fmadd_ps(high(a), high(b), lanes_);
+  }
+  // kept[lane] = kept[lane] * factor + lane
+  void merge_into(float* kept, float factor) const {
+    _mm256_storeu_ps(kept, _mm256_fmadd_ps(_mm256_loadu_ps(kept), _mm256_set1_ps(factor), lanes_));
+  }
+  float total() const {
+    float lanes[kSumLanes];
+    _mm256_storeu_ps(lanes, lanes_);
+    return sum_lanes(lanes);
+  }
+
+ private:
+  static __m256 low(vec v) { return _mm512_castps512_ps256(v); }
+  static __m256 high(vec v) { return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v), 1)); }
+  __m256 lanes_ = {};
+#else
+  void add(vec v) {
+    lanes_[0] += v;
+    rotate();
+  }
+  void add_products(vec a, vec b) {
+    lanes_[0] = multiply_add(a, b, lanes_[0]);
+    rotate();
+  }
+  // kept[lane] = kept[lane] * factor + lane, after whole rounds of kSumLanes numbers
+  void merge_into(float* kept, float factor) const {
+    for (int i = 0; i < kParts; ++i)
+      store(kept + i * kLanes, multiply_add(load(kept + i * kLanes), splat(factor), lanes_[i]));
+  }
+  float total() const {  // halves may be swapped: the tree adds them first
+    float lanes[kSumLanes];
+    for (int i = 0; i < kParts; ++i) store(lanes + i * kLanes, lanes_[i]);
+    return sum_lanes(lanes);
+  }
+
+ private:
+  static constexpr int kParts = kSumLanes / kLanes;
+  void rotate() {
+    if constexpr (kParts == 2) std::swap(lanes_[0], lanes_[1]);
+  }
+  vec lanes_[kParts] = {};
+#endif
+};
+
 inline float sum(vec v) {
-  // A fixed tree, so that the result does not depend on the compiler.
-  float lanes[kLanes];
-  store(lanes, v);
-  for (int width = kLanes / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
-  return lanes[0];
+  LaneSums lanes;
+  lanes.add(v);
+  return lanes.total();
 }
 
 // Maximum over the lanes, by halving. Runs once per row and block of a reduction.
@@ -81,7 +168,7 @@ inline float max_lane(vec v) {
 }
 #endif
 
-// 2^x, relative error below 2e-7; 0 below -126 (denormals are flushed), inf above 128, NaN stays NaN.
+// 2^x, relative error below 2.2e-7; 0 below -126 (denormals are flushed), inf above 128, NaN stays NaN.
 inline vec exp2_polynomial(vec f) {  // for f in [-0.5, 0.5]
   vec p = splat(1.5403530e-4f);
   p = multiply_add(p, f, splat(1.3333558e-3f));
@@ -124,6 +211,7 @@ constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
 
 inline vec exp(vec x) { return exp2(x * splat(kLog2E)); }
+inline float power_of_2(float x) { return exp2(splat(x))[0]; }
 
 // One lane from each of kLanes rows: reads a matrix transposed. The cache lines stay in L1 while the caller advances over the
 // columns, and its stores are whole vectors.
@@ -171,3 +259,67 @@ inline vec load_part(const float* p, int n) {
   return v;
 }
 inline void store_part(float* p, vec v, int n) { std::memcpy(p, &v, static_cast<size_t>(n) * sizeof(float)); }
+
+// Runs body(offset, get, put) over [begin, end): whole vectors, then one that reads and writes only what is left.
+template <class Body>
+inline void each_vector(int64_t begin, int64_t end, const Body& body) {
+  int64_t i = begin;
+  for (; i + kLanes <= end; i += kLanes)
+    body(i, [](const float* p) { return load(p); }, [](float* p, vec v) { store(p, v); });
+  const int rest = static_cast<int>(end - i);
+  if (rest > 0)
+    body(i, [=](const float* p) { return load_part(p, rest); }, [=](float* p, vec v) { store_part(p, v, rest); });
+}
+
+// The sum of a[i] * b[i].
+inline float dot(const float* a, const float* b, int64_t count) {
+  LaneSums products;
+  each_vector(0, count, [&](int64_t i, auto get, auto) { products.add_products(get(a + i), get(b + i)); });
+  return products.total();
+}
+
+// Doubles of one register, and as many floats and integers.
+constexpr int kDoubles = kLanes / 2;
+typedef double dvec __attribute__((vector_size(kDoubles * sizeof(double))));
+typedef int64_t lvec __attribute__((vector_size(kDoubles * sizeof(int64_t))));
+typedef float narrow_vec __attribute__((vector_size(kDoubles * sizeof(float))));
+inline dvec multiply_add(dvec a, dvec b, dvec c) {
+#if defined(__AVX512F__)
+  return _mm512_fmadd_pd(a, b, c);
+#elif defined(__FMA__)
+  return _mm256_fmadd_pd(a, b, c);
+#elif defined(__ARM_FEATURE_FMA)
+  return (dvec)vfmaq_f64((float64x2_t)c, (float64x2_t)a, (float64x2_t)b);
+#elif defined(__wasm_relaxed_simd__)
+  return (dvec)wasm_f64x2_relaxed_madd((v128_t)a, (v128_t)b, (v128_t)c);
+#else
+  return a * b + c;
+#endif
+}
+inline dvec widened(const float* p) {
+  narrow_vec v;
+  std::memcpy(&v, p, sizeof(v));
+  return __builtin_convertvector(v, dvec);
+}
+
+// A sum of squares in float64: number i is added to lane i % kSquareLanes.
+constexpr int kSquareLanes = 16;
+class SquareSums {
+ public:
+  void add(const float* p) {  // kSquareLanes numbers
+    for (int i = 0; i < kParts; ++i) {
+      const dvec v = widened(p + i * kDoubles);
+      lanes_[i] += v * v;  // exact products: a fused sum has the same bits
+    }
+  }
+  double total() const {
+    double total = 0;
+    for (int i = 0; i < kParts; ++i)
+      for (int lane = 0; lane < kDoubles; ++lane) total += lanes_[i][lane];
+    return total;
+  }
+
+ private:
+  static constexpr int kParts = kSquareLanes / kDoubles;
+  dvec lanes_[kParts] = {};
+};

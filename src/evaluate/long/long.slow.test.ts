@@ -1,13 +1,17 @@
 /** The ruler `eval long`, judged by readers that must reach what they reach by construction. */
+import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { runCli } from '../../cli/testing/run.js';
 import { createTokenizer } from '../../data/tokenizer.js';
 import type { LoadedModel } from '../../infer/load.js';
-import { tinyConfig, tinyModel } from '../../infer/testing/tiny-model.js';
+import { saveTinyCheckpoint, tinyConfig, tinyModel } from '../../infer/testing/tiny-model.js';
 import type { LanguageModel } from '../../model/language-model.js';
 import { LocalHost } from '../../serve/host.js';
 import { startServer } from '../../serve/server.js';
 import { CHANCE, Haystack } from './cases.js';
-import { evaluateLong, type LongGrid, type Reader } from './evaluate.js';
+import { evaluateLong, type LongCell, type LongGrid, type Reader } from './evaluate.js';
 import { modelReader } from './model-reader.js';
 import { serverReader } from './server-reader.js';
 import { TASKS } from './tasks.js';
@@ -181,6 +185,48 @@ describe('a model', () => {
       expect(cell.margin).toBeCloseTo(b[i].margin, 3);
       expect(cell.selected).toBe(1);
       expect(b[i].selected).toBeNull();
+    }
+  });
+
+  it('with a window alone has the numbers of the column "window", and guesses what lies beyond', async () => {
+    // One layer sees 200 bytes; the column reads the last 400 of the text, and answers have at most 60.
+    const own = loaded({ model: { n_layers: 1 }, nsa: { w: 200, force_branch: 'win' } });
+    const far: LongGrid = { ...GRID, lengths: [900], depths: [0, 50], trials: 40, window: 400, generate: false };
+    const cells = await evaluateLong(modelReader(own), haystack, { ...far, tasks: ['single'] });
+    for (const cell of cells) expect(cell.found).toBe(cell.window);
+    const mean = cells.reduce((sum, { found }) => sum + found, 0) / cells.length;
+    expect(Math.abs(mean - CHANCE)).toBeLessThan(slack(80));
+  });
+
+  it('converted to a sparse one with an exact start, by the commands, has the numbers of the dense one', async () => {
+    const folder = mkdtempSync(join(tmpdir(), 'trefoil-long-'));
+    try {
+      const config = tinyConfig({ model: { attention: 'dense' } });
+      const dense = tinyModel(config);
+      models.push(dense);
+      const from = saveTinyCheckpoint(join(folder, 'dense'), 1, dense, config);
+      const [to, file] = [join(folder, 'sparse'), join(folder, 'text.txt')];
+      writeFileSync(file, text);
+      const run = async (...words: string[]) => {
+        const { code, stdout, stderr } = await runCli(words);
+        expect(code, stderr).toBe(0);
+        return stdout;
+      };
+      await run('convert', '--sparse', from, '--out', to, '--context', '1000');
+      const words = ['--text-file', file, '--lengths', '900', '--depths', '0,100', '--trials', '2', '--window', '6'];
+      const [a, b] = await Promise.all(
+        [from, to].map(
+          async (model) => JSON.parse(await run('eval', 'long', '--model', model, ...words, '--json')).rows,
+        ),
+      );
+      expect(a).toHaveLength(2 * TASKS.length);
+      for (const [i, { margin, selected, ...cell }] of (b as LongCell[]).entries()) {
+        expect(cell).toEqual({ ...a[i], margin: undefined, selected: undefined });
+        expect(margin).toBeCloseTo(a[i].margin, 3);
+        expect(selected).toBe(1);
+      }
+    } finally {
+      rmSync(folder, { recursive: true });
     }
   });
 

@@ -1,5 +1,6 @@
 /** Speculative decoding: drafts from the text, passes whose last tokens are taken back, and the engine with both. */
 import { afterAll, describe, expect, it } from 'vitest';
+import { HERMES } from '../../data/answer-form.js';
 import { createTokenizer } from '../../data/tokenizer.js';
 import { UsageError } from '../../errors.js';
 import { DecodeCache } from '../../model/cache.js';
@@ -7,6 +8,7 @@ import type { LanguageModel } from '../../model/language-model.js';
 import { EmulatedCuda } from '../../testing/emulated-cuda.js';
 import { prefill, readRows } from '../decode.js';
 import type { TextSource } from '../load.js';
+import type { ToolCalls } from '../structured/calls.js';
 import { tinyConfig, tinyModel } from '../testing/tiny-model.js';
 import { PromptLookup } from './drafts.js';
 import { createEngine } from './engine.js';
@@ -161,6 +163,14 @@ const cyclic =
     };
   };
 
+const CALLS: ToolCalls = {
+  type: 'tool_calls',
+  form: { calls: HERMES, reasoning: null },
+  tools: [{ name: 'f', schema: { type: 'object', properties: { a: { type: 'string' } } } }],
+  ...{ isRequired: true, isParallel: true, document: null },
+};
+const SHIFTS = [{}, { frequencyPenalty: 0.8 }, { presencePenalty: 1, logitBias: { 101: -100, 32: 3 } }, {}];
+
 describe('an engine that speculates', () => {
   it.each(VARIANTS)('gives the same tokens, texts and log-probabilities: %s', async (_, sections) => {
     const of = source(sections);
@@ -176,7 +186,13 @@ describe('an engine that speculates', () => {
         minNewTokens: pick(5),
         ...(i % 2 ? { logprobs: 2 } : {}),
         ...(i % 5 === 2 ? { mask: cyclic(text(7, i)) } : {}),
-        sampling: { temperature: i % 3 === 0 ? 0 : 0.4, seed: i, repetitionPenalty: i % 6 === 1 ? 1.2 : 1 },
+        ...(i % 5 === 3 ? { maxNewTokens: 90, minNewTokens: 0, ignoreSeparator: false, responseFormat: CALLS } : {}),
+        sampling: {
+          temperature: i % 3 === 0 ? 0 : 0.4,
+          seed: i,
+          repetitionPenalty: i % 6 === 1 ? 1.2 : 1,
+          ...SHIFTS[i % 4],
+        },
       };
     });
     const plain = await answers(of, requests, {});

@@ -3,6 +3,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { setImmediate } from 'node:timers/promises';
 import { afterAll, beforeAll, describe, expect, it, vi } from 'vitest';
+import { HERMES } from '../../data/answer-form.js';
 import { createTokenizer } from '../../data/tokenizer.js';
 import { UsageError } from '../../errors.js';
 import type { LanguageModel } from '../../model/language-model.js';
@@ -10,6 +11,7 @@ import { EmulatedCuda } from '../../testing/emulated-cuda.js';
 import { lastLogits } from '../decode.js';
 import { DeviceDecoder } from '../device-decoder.js';
 import type { TextSource } from '../load.js';
+import type { ToolCalls } from '../structured/calls.js';
 import { tinyConfig, tinyModel } from '../testing/tiny-model.js';
 import { createEngine } from './engine.js';
 import type { Engine, EngineOptions } from './interface.js';
@@ -28,6 +30,16 @@ function source(sections: Parameters<typeof tinyConfig>[0] = {}): TextSource {
   return { model, config, tokenizer: createTokenizer('byte') };
 }
 
+/** The marker is a letter, so that a free text often becomes a call. */
+const CALLS: ToolCalls = {
+  type: 'tool_calls',
+  form: { calls: { ...HERMES, marker: 'e' }, reasoning: null },
+  tools: [
+    { name: 'add', schema: { type: 'object', properties: { a: { type: 'integer' } }, required: ['a'] } },
+    { name: 'find', schema: { type: 'object', properties: { text: { type: 'string' } } } },
+  ],
+  ...{ isRequired: true, isParallel: true, document: null },
+};
 const sparse = source();
 const LIMITS = { cacheBytes: 2 ** 26, prefixCacheBytes: 2 ** 24, tile: 16 };
 
@@ -91,6 +103,14 @@ function randomRequest(next: () => number): EngineRequest {
       sampling: { seed: whole(1e6) },
       responseFormat: { type: 'json_object' },
     };
+  if (next() < 0.2)
+    return {
+      prompt,
+      maxNewTokens: 90 + whole(60),
+      stop: ['e'],
+      sampling: { seed: whole(1e6), frequencyPenalty: next(), logitBias: { [whole(256)]: -100 } },
+      responseFormat: { ...CALLS, isRequired: next() < 0.6 },
+    };
   return {
     prompt,
     maxNewTokens: whole(24),
@@ -106,6 +126,9 @@ function randomRequest(next: () => number): EngineRequest {
       topP: next() < 0.5 ? 1 : 0.9,
       minP: next() < 0.8 ? 0 : 0.05,
       repetitionPenalty: next() < 0.8 ? 1 : 1.3,
+      frequencyPenalty: next() < 0.7 ? 0 : 0.5,
+      presencePenalty: next() < 0.7 ? 0 : -0.7,
+      logitBias: next() < 0.7 ? {} : { [whole(256)]: -100, [whole(256)]: 4, 0: -3 },
       seed: whole(1e6),
     },
   };

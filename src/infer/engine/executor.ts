@@ -8,6 +8,7 @@ import type { SparseOptions } from '../../ops/attention/nsa.js';
 import { SETTINGS } from '../../ops/sample/op.js';
 import { lastLogits, readRows } from '../decode.js';
 import { DeviceDecoder, deviceDecoderRefusal } from '../device-decoder.js';
+import { RecordedSteps } from '../recorded-steps.js';
 import type { PrefixCache } from './prefix/cache.js';
 import type { Scheduler, Share } from './scheduler.js';
 
@@ -34,6 +35,8 @@ export class Executor {
   readonly #options: ExecutorOptions;
   /** Null where the host draws every token. */
   readonly #decoder: DeviceDecoder | null;
+  /** Null on a GPU. */
+  readonly #recorded: RecordedSteps | null;
   /** Steps that the GPU computes now and whose tokens were not read yet, the oldest first; at most two. */
   readonly #inFlight: { readonly shares: readonly Share[]; readonly tokens: () => Int32Array }[] = [];
 
@@ -42,6 +45,7 @@ export class Executor {
     const { model, cache, vocabulary, kernels } = options;
     const hasDecoder = !isWithoutCache(kernels) && deviceDecoderRefusal(model) === null;
     this.#decoder = hasDecoder ? new DeviceDecoder(model, cache, { vocabulary }) : null;
+    this.#recorded = isWithoutCache(kernels) ? null : RecordedSteps.of(model, kernels);
   }
 
   /** The shares of the step that the GPU computes and the next call of `run` completes; null if no step is in flight. */
@@ -58,6 +62,7 @@ export class Executor {
   free(): void {
     for (const { tokens } of this.#inFlight.splice(0)) tokens();
     this.#decoder?.free();
+    this.#recorded?.free();
   }
 
   /** Computes a step, or the rest of the one that was `launched`. `requests`: how many run and wait. */
@@ -143,13 +148,27 @@ export class Executor {
   /** Reads the tokens of the shares in one pass of the model. */
   #read(shares: readonly Share[]): void {
     const { model, kernels } = this.#options;
-    const logits = isWithoutCache(kernels) ? this.#readWhole(shares) : readShares(model, shares, kernels);
+    const logits = isWithoutCache(kernels)
+      ? this.#readWhole(shares)
+      : (this.#repeat(shares) ?? readShares(model, shares, kernels));
     let row = 0;
     for (const share of shares) {
       this.#keep(share);
       this.#answer(share, logits.slice(row, row + share.rows));
       row += share.rows;
     }
+  }
+
+  /** Logits of a step that was recorded, or can be: one token of each text. Null for other steps. */
+  #repeat(shares: readonly Share[]): Float32Array[] | null {
+    if (!shares.every(({ tokens, rows }) => tokens.length === 1 && rows === 1)) return null;
+    const sequences = shares.map(({ pages }) => pages);
+    return (
+      this.#recorded?.read(
+        sequences,
+        shares.map(({ tokens }) => tokens[0]),
+      ) ?? null
+    );
   }
 
   #readWhole(shares: readonly Share[]): Float32Array[] {

@@ -22,6 +22,8 @@ export interface TokenMask {
   readonly isComplete?: boolean;
   /** Whether `narrow` has forbidden tokens: the text ends by its length. */
   readonly isCut?: boolean;
+  /** Whether the form of the text is fixed here: stop strings and the minimum do not count. */
+  readonly isConstrained?: boolean;
 }
 
 /** One text to continue. */
@@ -45,9 +47,9 @@ export interface EngineRequest {
   /** Prefixes are shared only between requests with the same salt. Default ''. */
   readonly cacheSalt?: string;
   /**
-   * The form of the text: any JSON object, or a document of a JSON schema. The text is always a whole document: near
-   * `maxNewTokens` only tokens are drawn after which it can still end. Not together with `stop`, `minNewTokens`,
-   * `ignoreSeparator` and `mask`.
+   * The form of the text: any JSON object, a document of a JSON schema, or calls of tools. Documents and calls are always
+   * whole: near `maxNewTokens` only tokens are drawn after which they can still end. Not together with `minNewTokens`,
+   * `ignoreSeparator`, `mask` and, but for calls, `stop`.
    */
   readonly responseFormat?: ResponseFormat;
   /** Creates the mask of the request when it starts. */
@@ -94,7 +96,14 @@ export type EngineEvent =
   /** A generated token and the text that is final with it: whole code points, often empty inside a character. */
   | { readonly type: 'token'; readonly token: number; readonly text: string; readonly logprobs?: PositionLogprobs }
   /** The last event. `text` was held back until the end was certain. */
-  | { readonly type: 'end'; readonly text: string; readonly finishReason: FinishReason; readonly usage: RequestUsage };
+  | {
+      readonly type: 'end';
+      readonly text: string;
+      readonly finishReason: FinishReason;
+      /** The stop string that ended the text. */
+      readonly stop?: string;
+      readonly usage: RequestUsage;
+    };
 
 /** Why the engine refuses a request. `too_large`: it can never fit. `busy`: the queue is full. `closed`: the engine ended. */
 export type RefusalReason = 'too_large' | 'busy' | 'closed';
@@ -117,6 +126,8 @@ export interface CheckedRequest {
   readonly sample: Sampler;
   /** The same draws for a GPU; null if it cannot make them. */
   readonly draws: DeviceDraws | null;
+  /** Whether the sampler needs to know how often each token was drawn. */
+  readonly countsTokens: boolean;
   readonly stop: readonly string[];
   readonly ignoreSeparator: boolean;
   readonly logprobs: number | null;
@@ -136,6 +147,10 @@ export function checkRequest(request: EngineRequest, vocabulary: number): Checke
   expectCount('minNewTokens', minNewTokens);
   if (stop.includes('')) throw new UsageError('stop: an empty text would stop at once; give at least one character');
   if (request.responseFormat) expectStructured(request);
+  const { frequencyPenalty = 0, presencePenalty = 0, logitBias = {} } = request.sampling ?? {};
+  const unknown = Object.keys(logitBias).find((name) => !(Number(name) < vocabulary));
+  if (unknown !== undefined)
+    throw new UsageError(`logit-bias: ${unknown} is not a token; the model has the tokens 0 to ${vocabulary - 1}`);
   for (const name of ['logprobs', 'promptLogprobs'] as const)
     if (request[name] !== undefined) expectCount(name, request[name]);
   return {
@@ -145,6 +160,7 @@ export function checkRequest(request: EngineRequest, vocabulary: number): Checke
     stop,
     sample: createSampler(request.sampling),
     draws: deviceDraws(request.sampling),
+    countsTokens: frequencyPenalty !== 0 || presencePenalty !== 0,
     ignoreSeparator: request.ignoreSeparator ?? false,
     logprobs: request.logprobs ?? null,
     promptLogprobs: request.promptLogprobs ?? null,
@@ -166,8 +182,9 @@ export function tokenBeyond(values: readonly number[] | Int32Array, vocabulary: 
 
 /** A structured text ends where its document ends, and nowhere else. */
 function expectStructured(request: EngineRequest): void {
-  const { stop = [], minNewTokens = 0, ignoreSeparator = false, mask } = request;
-  const [other] = Object.entries({ stop: stop.length > 0, minNewTokens: minNewTokens > 0, ignoreSeparator, mask })
+  const { stop = [], minNewTokens = 0, ignoreSeparator = false, mask, responseFormat } = request;
+  const stops = stop.length > 0 && responseFormat?.type !== 'tool_calls';
+  const [other] = Object.entries({ stop: stops, minNewTokens: minNewTokens > 0, ignoreSeparator, mask })
     .filter(([, isGiven]) => isGiven)
     .map(([name]) => name);
   if (other !== undefined) throw new UsageError(`${other}: not supported together with responseFormat`);

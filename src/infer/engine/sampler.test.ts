@@ -1,7 +1,14 @@
 import { describe, expect, it } from 'vitest';
 import { ExitCode, UsageError } from '../../errors.js';
 import fc from '../../testing/properties.js';
-import { createSampler, deviceDraws, type SamplingOptions, UnusableLogits, uniformOfDraw } from './sampler.js';
+import {
+  createSampler,
+  deviceDraws,
+  isArgmax,
+  type SamplingOptions,
+  UnusableLogits,
+  uniformOfDraw,
+} from './sampler.js';
 
 const DRAWS = 4000;
 
@@ -125,7 +132,16 @@ describe('top-p', () => {
 
 describe('draws of a GPU', () => {
   it('are left to the host where the context is needed', () => {
-    expect(deviceDraws({ repetitionPenalty: 1.5 })).toBeNull();
+    for (const options of [
+      { repetitionPenalty: 1.5 },
+      { frequencyPenalty: 1 },
+      { presencePenalty: -1 },
+      { logitBias: { 3: 1 } },
+    ]) {
+      expect(deviceDraws(options)).toBeNull();
+      expect(isArgmax({ temperature: 0, ...options })).toBe(false);
+    }
+    expect(deviceDraws({ temperature: 0, logitBias: {} })?.isArgmax).toBe(true);
     expect(deviceDraws({ repetitionPenalty: 1, seed: 4, topK: 2 })?.settings(0)).toEqual([
       1,
       2,
@@ -269,4 +285,88 @@ describe('the penalty of repetition', () => {
     expect(() => createSampler(options)).toThrow(UsageError);
     expect(() => createSampler(options)).toThrow(message);
   });
+});
+
+describe('biases, frequency and presence penalty', () => {
+  /** The token that the formulas of docs/explain/decoding.md give, in float64; -1 where two are too close to tell. */
+  function reference(
+    logits: Float32Array,
+    draw: number,
+    { seen, counts }: { seen: readonly number[]; counts: ReadonlyMap<number, number> },
+    options: Required<Pick<SamplingOptions, 'frequencyPenalty' | 'presencePenalty' | 'repetitionPenalty' | 'seed'>> & {
+      logitBias: Readonly<Record<string, number>>;
+    },
+  ): number {
+    const changed = Array.from(logits, (logit, token) => {
+      const bias = options.logitBias[token] ?? 0;
+      let value = bias === -100 ? Number.NEGATIVE_INFINITY : logit + bias;
+      if (seen.includes(token))
+        value = value > 0 ? value / options.repetitionPenalty : value * options.repetitionPenalty;
+      const count = counts.get(token) ?? 0;
+      return value - count * options.frequencyPenalty - (count > 0 ? 1 : 0) * options.presencePenalty;
+    });
+    const best = Math.max(...changed);
+    const weights = changed.map((value) => Math.exp(value - best));
+    let rest = uniformOfDraw(options.seed, draw) * weights.reduce((sum, weight) => sum + weight, 0);
+    for (const [token, weight] of weights.entries()) {
+      rest -= weight;
+      if (Math.abs(rest) < 1e-4) return -1;
+      if (rest < 0) return token;
+    }
+    return -1;
+  }
+
+  it('give the tokens of the formulas', () => {
+    let compared = 0;
+    const shift = fc.double({ min: -2, max: 2, noNaN: true });
+    const token = fc.nat(39);
+    const biases = fc.dictionary(
+      token.map(String),
+      fc.oneof(fc.constant(-100), fc.double({ min: -99, max: 100, noNaN: true })),
+      {
+        maxKeys: 8,
+      },
+    );
+    const drawn = fc.array(token, { maxLength: 12 });
+    fc.assert(
+      fc.property(
+        logitsOf(40),
+        shift,
+        shift,
+        biases,
+        drawn,
+        fc.nat(),
+        (logits, frequencyPenalty, presencePenalty, logitBias, text, seed) => {
+          const options = { frequencyPenalty, presencePenalty, logitBias, repetitionPenalty: 1.2, seed };
+          const counts = new Map(text.map((one) => [one, text.filter((other) => other === one).length]));
+          const seen = [...text, 3];
+          const expected = reference(logits, 5, { seen, counts }, options);
+          if (expected < 0) return;
+          compared += 1;
+          expect(createSampler(options)(logits, 5, seen, counts)).toBe(expected);
+        },
+      ),
+    );
+    expect(compared).toBeGreaterThan(80);
+  });
+
+  it('a ban holds, unless it leaves nothing', () => {
+    const logits = Float32Array.of(3, 2, 1);
+    expect(reachable(logits, { logitBias: { 0: -100 } })).toEqual([1, 2]);
+    const masked = Float32Array.of(3, Number.NEGATIVE_INFINITY, Number.NEGATIVE_INFINITY);
+    expect(createSampler({ logitBias: { 0: -100, 1: 100 } })(masked, 0)).toBe(0);
+  });
+
+  it('leave the logits they were given as they were', () => {
+    const logits = Float32Array.of(3, 2, 1);
+    createSampler({ logitBias: { 0: 5 }, frequencyPenalty: 1 })(logits, 0, [], new Map([[1, 2]]));
+    expect(logits).toEqual(Float32Array.of(3, 2, 1));
+  });
+
+  it.each<[SamplingOptions, string]>([
+    [{ frequencyPenalty: 2.1 }, 'frequency-penalty: 2.1 is not allowed'],
+    [{ presencePenalty: Number.NaN }, 'presence-penalty: NaN'],
+    [{ logitBias: { a: 1 } }, 'logit-bias: "a" is not a token id'],
+    [{ logitBias: { 1: 101 } }, 'logit-bias: 101 is not allowed'],
+  ])('refuse %j', (options, message) => expect(() => createSampler(options)).toThrow(message));
 });

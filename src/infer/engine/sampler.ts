@@ -1,6 +1,6 @@
 /**
- * From logits to the next token: repetition penalty, temperature, top-k, top-p (of the mass that top-k left), min-p, then
- * a draw. docs/explain/decoding.md gives the formulas.
+ * From logits to the next token: biases, repetition, frequency and presence penalty, temperature, top-k, top-p (of the mass
+ * that top-k left), min-p, then a draw. docs/explain/decoding.md gives the formulas.
  *
  * Draw i is a function of (seed, i) alone (Philox, as for weights): the same seed gives the same tokens on every
  * machine that computes the same logits, whatever was drawn before.
@@ -20,16 +20,38 @@ export interface SamplingOptions {
   readonly minP?: number;
   /** For tokens of the context: positive logits are divided by it, others multiplied. 0.001 to 1000; 1 = none, the default. */
   readonly repetitionPenalty?: number;
+  /** Subtracted from the logit of a token for each time that it was generated. -2 to 2; 0 = none, the default. */
+  readonly frequencyPenalty?: number;
+  /** Subtracted from the logits of tokens that were generated. -2 to 2; 0 = none, the default. */
+  readonly presencePenalty?: number;
+  /**
+   * Added to the logits of tokens, by token id. -100 to 100; -100 bans a token, unless all that may be drawn are banned.
+   * Default: none.
+   */
+  readonly logitBias?: Readonly<Record<string, number>>;
   /** Seed of the draws, an integer from 0 below 2^53. Default 0. */
   readonly seed?: number;
 }
 
-/** The index of the token chosen for draw number `draw`; `seen` are the tokens of the context, for the penalty. */
-export type Sampler = (logits: Float32Array, draw: number, seen?: Iterable<number>) => number;
+/**
+ * The index of the token chosen for draw number `draw`. For the penalties: `seen` are the tokens of the context, `counts` how
+ * often each token was generated.
+ */
+export type Sampler = (
+  logits: Float32Array,
+  draw: number,
+  seen?: Iterable<number>,
+  counts?: ReadonlyMap<number, number>,
+) => number;
 
 /** Bounds of the repetition penalty: beyond them finite logits would become infinite. */
 export const MIN_PENALTY = 0.001;
 export const MAX_PENALTY = 1000;
+/** Bounds of the frequency and the presence penalty, and of biases: those of the OpenAI API. */
+export const MAX_SHIFT = 2;
+export const MAX_BIAS = 100;
+const NO_BIAS = {};
+const NO_COUNTS: ReadonlyMap<number, number> = new Map();
 
 /** Logits that are NaN or infinite: training diverged, or the weights were damaged. */
 export class UnusableLogits extends TrefoilError {
@@ -40,11 +62,15 @@ export class UnusableLogits extends TrefoilError {
 
 function withDefaults(options: SamplingOptions): Required<SamplingOptions> {
   const { temperature = 1, topK = 0, topP = 1, minP = 0, repetitionPenalty = 1, seed = 0 } = options;
-  return { temperature, topK, topP, minP, repetitionPenalty, seed };
+  const { frequencyPenalty = 0, presencePenalty = 0, logitBias: given = NO_BIAS } = options;
+  const logitBias = Object.keys(given).length === 0 ? NO_BIAS : given; // compared by identity
+  const penalties = { repetitionPenalty, frequencyPenalty, presencePenalty, logitBias };
+  return { temperature, topK, topP, minP, ...penalties, seed };
 }
 
 export function createSampler(options: SamplingOptions = {}): Sampler {
-  const { temperature, topK, topP, minP, repetitionPenalty, seed } = withDefaults(options);
+  const checked = withDefaults(options);
+  const { temperature, topK, topP, minP, repetitionPenalty, seed } = checked;
   if (!(Number.isFinite(temperature) && temperature >= 0))
     throw new UsageError(`temperature: ${temperature} is not allowed; a number from 0 (greedy)`);
   if (!(Number.isSafeInteger(topK) && topK >= 0))
@@ -59,8 +85,14 @@ export function createSampler(options: SamplingOptions = {}): Sampler {
     );
   if (!(Number.isSafeInteger(seed) && seed >= 0))
     throw new UsageError(`seed: ${seed} is not allowed; a whole number from 0 below 2^53`);
-  return (given, draw, seen = []) => {
-    const logits = repetitionPenalty === 1 ? given : penalized(given, seen, repetitionPenalty);
+  for (const name of ['frequencyPenalty', 'presencePenalty'] as const)
+    if (!(Math.abs(checked[name]) <= MAX_SHIFT))
+      throw new UsageError(
+        `${name.replace('P', '-p')}: ${checked[name]} is not allowed; a number from -${MAX_SHIFT} to ${MAX_SHIFT}`,
+      );
+  const shift = createShift(checked);
+  return (given, draw, seen = [], counts = NO_COUNTS) => {
+    const logits = shift ? shift(given, seen, counts) : given;
     const best = mostProbable(logits);
     if (temperature === 0) return best;
     const weigh = (token: number) => Math.exp((logits[token] - logits[best]) / temperature);
@@ -71,8 +103,14 @@ export function createSampler(options: SamplingOptions = {}): Sampler {
 }
 
 /** Whether these options always choose the argmax of the unchanged logits. */
-export function isArgmax({ temperature = 1, repetitionPenalty = 1 }: SamplingOptions = {}): boolean {
-  return temperature === 0 && repetitionPenalty === 1;
+export function isArgmax(options: SamplingOptions = {}): boolean {
+  return options.temperature === 0 && !shiftsLogits(withDefaults(options));
+}
+
+/** Whether logits are changed before the temperature. */
+function shiftsLogits(options: Required<SamplingOptions>): boolean {
+  const { repetitionPenalty, frequencyPenalty, presencePenalty, logitBias } = options;
+  return repetitionPenalty !== 1 || frequencyPenalty !== 0 || presencePenalty !== 0 || logitBias !== NO_BIAS;
 }
 
 /** Draws of a GPU with the tokens of a sampler. */
@@ -93,6 +131,9 @@ const ON_DEVICE: Readonly<Record<keyof SamplingOptions, boolean>> = {
   topP: true,
   minP: true,
   repetitionPenalty: false,
+  frequencyPenalty: false,
+  presencePenalty: false,
+  logitBias: false,
   seed: true,
 };
 
@@ -110,13 +151,43 @@ export function deviceDraws(options: SamplingOptions = {}): DeviceDraws | null {
   };
 }
 
-function penalized(logits: Float32Array, seen: Iterable<number>, penalty: number): Float32Array {
-  const result = logits.slice();
-  for (const token of new Set(seen)) {
-    const logit = result[token];
-    result[token] = logit > 0 ? logit / penalty : logit * penalty;
-  }
-  return result;
+type Shift = (logits: Float32Array, seen: Iterable<number>, counts: ReadonlyMap<number, number>) => Float32Array;
+
+/** Biases and penalties, on a copy; null if there are none. Sums are in float64 and rounded once for each token and rule. */
+function createShift(options: Required<SamplingOptions>): Shift | null {
+  if (!shiftsLogits(options)) return null;
+  const { repetitionPenalty, frequencyPenalty, presencePenalty } = options;
+  const biases = biasesOf(options.logitBias);
+  return (given, seen, counts) => {
+    const result = given.slice();
+    for (const [token, bias] of biases) result[token] += bias;
+    // A ban must not leave a request without a token, such as one whose form allows banned tokens only.
+    if (
+      biases.some(([, bias]) => bias === Number.NEGATIVE_INFINITY) &&
+      result.every((x) => x === Number.NEGATIVE_INFINITY)
+    )
+      for (const [token, bias] of biases) result[token] = given[token] + Math.max(bias, -MAX_BIAS);
+    if (repetitionPenalty !== 1)
+      for (const token of new Set(seen)) {
+        const logit = result[token];
+        result[token] = logit > 0 ? logit / repetitionPenalty : logit * repetitionPenalty;
+      }
+    for (const [token, count] of counts) result[token] -= frequencyPenalty * count + presencePenalty;
+    return result;
+  };
+}
+
+function biasesOf(logitBias: Readonly<Record<string, number>>): (readonly [token: number, bias: number])[] {
+  return Object.entries(logitBias).map(([name, bias]) => {
+    const token = Number(name);
+    if (!/^\d{1,9}$/.test(name))
+      throw new UsageError(`logit-bias: ${JSON.stringify(name.slice(0, 40))} is not a token id`);
+    if (!(typeof bias === 'number' && Math.abs(bias) <= MAX_BIAS))
+      throw new UsageError(
+        `logit-bias: ${bias} is not allowed; a number from -${MAX_BIAS} to ${MAX_BIAS}, -${MAX_BIAS} to ban`,
+      );
+    return [token, bias === -MAX_BIAS ? Number.NEGATIVE_INFINITY : bias];
+  });
 }
 
 /** `minP` is relative to the most probable token, whose weight is 1. */

@@ -59,6 +59,8 @@ export class Sequence {
   #readAt = 0;
   #mask: TokenMask | null = null;
   #seen: Set<number> | null = null;
+  /** How often each token was drawn; null if no penalty counts them. */
+  readonly #counts: Map<number, number> | null;
   #finishReason: FinishReason | null = null;
 
   constructor({ request, limits, sink, decoder, reserved, kept }: SequenceOptions) {
@@ -70,6 +72,7 @@ export class Sequence {
     this.#sink = sink;
     this.#decoder = decoder;
     this.#stops = new StopFilter(request.stop);
+    this.#counts = request.countsTokens ? new Map() : null;
   }
 
   /** Number of tokens drawn. */
@@ -174,15 +177,16 @@ export class Sequence {
     const { request, drawn } = this;
     const { vocabulary, endTokens } = this.#limits;
     const mask = this.#mask;
-    const isEarly = drawn < request.minNewTokens;
+    const isEarly = drawn < request.minNewTokens && !mask?.isConstrained;
     let candidates = logits.subarray(0, vocabulary);
     if (mask || isEarly) {
       candidates = candidates.slice();
       mask?.apply(candidates);
       if (isEarly) for (const token of endTokens) candidates[token] = Number.NEGATIVE_INFINITY;
     }
-    let token = request.sample(candidates, drawn, this.#distinct);
-    if (mask?.narrow?.(token, candidates)) token = request.sample(candidates, drawn, this.#distinct);
+    const sample = () => request.sample(candidates, drawn, this.#distinct, this.#counts ?? undefined);
+    let token = sample();
+    if (mask?.narrow?.(token, candidates)) token = sample();
     this.#accept(token, logits);
   }
 
@@ -216,7 +220,11 @@ export class Sequence {
   #append(token: number): string {
     this.context.push(token);
     this.#seen?.add(token);
-    const { text, stopped } = this.#stops.push(this.#decoder.push(token));
+    this.#counts?.set(token, 1 + (this.#counts.get(token) ?? 0));
+    const piece = this.#decoder.push(token);
+    const { text, stopped } = this.#mask?.isConstrained
+      ? { text: this.#stops.end() + piece, stopped: false }
+      : this.#stops.push(piece);
     if (stopped) {
       this.#finishReason = 'stop';
       return text;
@@ -252,7 +260,9 @@ export class Sequence {
       prefillSeconds: (readAt - startedAt) / 1000,
       decodeSeconds: (now - readAt) / 1000,
     };
-    this.#sink.push({ type: 'end', text, finishReason: this.#finishReason ?? 'aborted', usage });
+    const { matched } = this.#stops;
+    const stop = matched === null ? {} : { stop: matched };
+    this.#sink.push({ type: 'end', text, finishReason: this.#finishReason ?? 'aborted', ...stop, usage });
     this.release();
   }
 
@@ -286,51 +296,78 @@ export interface StopPiece {
 
 /** Ends a stream of text at the first stop string, wherever pieces split it: a possible beginning is held back. */
 export class StopFilter {
-  readonly #stops: readonly string[];
+  readonly #stops: readonly StopString[];
+  /** The stop string that was found. */
+  matched: string | null = null;
+  /** Text that may be the beginning of a stop string: as many characters as the longest match has. */
   #held = '';
 
   constructor(stops: readonly string[]) {
-    this.#stops = stops;
+    this.#stops = stops.map((stop) => new StopString(stop));
   }
 
   push(piece: string): StopPiece {
     if (this.#stops.length === 0) return { text: piece, stopped: false };
     const text = this.#held + piece;
-    const cut = this.#cut(text);
-    if (cut !== null) {
-      this.#held = '';
-      return { text: text.slice(0, cut), stopped: true };
+    let held = this.#held.length;
+    for (let at = this.#held.length; at < text.length; at++) {
+      held = 0;
+      let longest = 0;
+      for (const stop of this.#stops) {
+        const length = stop.push(text[at]);
+        if (length > held) held = length;
+        if (!stop.isComplete || length <= longest) continue;
+        longest = length;
+        this.matched = stop.text;
+      }
+      if (longest === 0) continue;
+      this.end();
+      return { text: text.slice(0, at + 1 - longest), stopped: true };
     }
-    const final = text.length - this.#possibleStart(text);
-    this.#held = text.slice(final);
-    return { text: text.slice(0, final), stopped: false };
+    this.#held = text.slice(text.length - held);
+    return { text: text.slice(0, text.length - held), stopped: false };
   }
 
   /** The text held back, when the stream has ended. */
   end(): string {
     const held = this.#held;
     this.#held = '';
+    for (const stop of this.#stops) stop.reset();
     return held;
   }
+}
 
-  /** Start of the stop string that completes first, so that the result does not depend on how the text was split. */
-  #cut(text: string): number | null {
-    let first: { begin: number; end: number } | null = null;
-    for (const stop of this.#stops) {
-      const begin = text.indexOf(stop);
-      if (begin < 0) continue;
-      const end = begin + stop.length;
-      if (first === null || end < first.end || (end === first.end && begin < first.begin)) first = { begin, end };
+/** How much of a stop string the last characters are (Knuth, Morris and Pratt): a character takes constant time in the mean. */
+class StopString {
+  readonly text: string;
+  /** For each length of a match: that of the longest shorter one that ends at the same place. */
+  readonly #shorter: Int32Array;
+  #length = 0;
+
+  constructor(text: string) {
+    this.text = text;
+    this.#shorter = new Int32Array(text.length + 1);
+    for (let length = 2, match = 0; length <= text.length; length++) {
+      while (match > 0 && text[match] !== text[length - 1]) match = this.#shorter[match];
+      if (text[match] === text[length - 1]) match += 1;
+      this.#shorter[length] = match;
     }
-    return first?.begin ?? null;
   }
 
-  /** Length of the longest suffix of `text` that is a prefix of a stop string. */
-  #possibleStart(text: string): number {
-    const longest = Math.max(0, ...this.#stops.map((stop) => stop.length - 1));
-    for (let length = Math.min(longest, text.length); length > 0; length--)
-      if (this.#stops.some((stop) => stop.startsWith(text.slice(-length)))) return length;
-    return 0;
+  get isComplete(): boolean {
+    return this.#length === this.text.length;
+  }
+
+  reset(): void {
+    this.#length = 0;
+  }
+
+  /** The number of characters that match after this one. */
+  push(character: string): number {
+    if (this.isComplete) this.#length = this.#shorter[this.#length];
+    while (this.#length > 0 && this.text[this.#length] !== character) this.#length = this.#shorter[this.#length];
+    if (this.text[this.#length] === character) this.#length += 1;
+    return this.#length;
   }
 }
 

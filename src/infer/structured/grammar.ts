@@ -78,10 +78,13 @@ export class GrammarBuilder {
     return at;
   }
 
-  /** Adds texts from `from` to `to`. Common beginnings are one path, so that no place has as many ways as there are texts. */
-  literals(from: Node, texts: readonly string[], to: Node): void {
+  /**
+   * Adds texts from `from`, each to a node. Common beginnings are one path, so that no place has as many ways as there are
+   * texts.
+   */
+  literals(from: Node, texts: Iterable<readonly [text: string, to: Node]>): void {
     const next = new Map<Node, Map<number, Node>>();
-    for (const text of texts) {
+    for (const [text, to] of texts) {
       let at = from;
       for (let i = 0; i < text.length; i++) {
         const byte = text.charCodeAt(i);

@@ -93,7 +93,13 @@ export interface MaskOptions {
   readonly endTokens: readonly number[];
   /** Most tokens of the text. */
   readonly budget: number;
+  /** Special tokens that may be drawn where the grammar has their text, outside of strings. */
+  readonly specials?: ReadonlyMap<number, string>;
+  /** Bytes that are written already. */
+  readonly written?: string;
 }
+
+const NO_SPECIALS: ReadonlyMap<number, string> = new Map();
 
 /** Fewest tokens from a state to the end of the text. */
 function fewestTokens(tree: TokenTree, state: State): number {
@@ -101,10 +107,14 @@ function fewestTokens(tree: TokenTree, state: State): number {
   return state.fewestTokens;
 }
 
+/** The written bytes of a mask do not begin a text of its grammar. */
+export class NotInGrammar extends Error {}
+
 export class StructuredMask implements TokenMask {
   readonly #options: MaskOptions;
   readonly #tree: TokenTree;
   readonly #hasAllBytes: boolean;
+  readonly #specials: ReadonlyMap<number, string>;
   #states = new States();
   #allowed = new Map<Configuration, AllowedTokens>();
   #state: State;
@@ -115,8 +125,16 @@ export class StructuredMask implements TokenMask {
     this.#options = options;
     this.#tree = options.inner.tree;
     this.#hasAllBytes = this.#tree.hasAllBytes;
-    this.#state = this.#states.start(options.grammar.root);
+    this.#specials = options.specials ?? NO_SPECIALS;
+    const start = this.#states.start(options.grammar.root);
+    const state = this.#states.advance(start, options.written ?? '');
+    if (!state) throw new NotInGrammar();
+    this.#state = state;
     this.#left = options.budget;
+  }
+
+  get isConstrained(): boolean {
+    return true;
   }
 
   /** Fewest tokens that end the text. */
@@ -136,6 +154,7 @@ export class StructuredMask implements TokenMask {
     const parts = this.#parts();
     const kept = parts.map(({ more }) => more);
     if (this.#state.isEnd) kept.push(Int32Array.from(this.#options.endTokens));
+    if (this.#specials.size > 0) kept.push(this.#allowedSpecials());
     const values = kept.map((tokens) => Float32Array.from(tokens, (token) => logits[token]));
     forbid(
       logits,
@@ -162,8 +181,13 @@ export class StructuredMask implements TokenMask {
     if (this.#states.trim(next)) this.#allowed.clear();
   }
 
+  #allowedSpecials(): Int32Array {
+    if (this.#state.configurations.some(({ node }) => node.isText)) return new Int32Array();
+    return Int32Array.from([...this.#specials.keys()].filter((token) => this.#after(token)));
+  }
+
   #after(token: number): State | null {
-    const bytes = this.#tree.bytes(token);
+    const bytes = this.#tree.bytes(token) ?? this.#specials.get(token) ?? null;
     return bytes === null ? null : this.#states.advance(this.#state, bytes);
   }
 

@@ -11,6 +11,8 @@ export type JsonSchema = boolean | { readonly [keyword: string]: unknown };
 /** A grammar: its nodes and the rule of a whole document. */
 export interface Grammar {
   readonly root: Node;
+  /** Number of its nodes. */
+  readonly size: number;
 }
 
 const ANNOTATIONS = new Set(
@@ -65,29 +67,52 @@ const MAX_INDENT = 20;
 
 /** Throws a `UsageError` that names the keyword and its place. */
 export function compileSchema(schema: JsonSchema): Grammar {
-  return new SchemaCompiler(schema).compile();
+  const builder = new GrammarBuilder();
+  const root = new SchemaRules(builder).of(schema);
+  builder.finish(root);
+  return { root, size: builder.nodes.length };
+}
+
+/** The rules of several schemas in one grammar. */
+export class SchemaRules {
+  readonly #builder: GrammarBuilder;
+  readonly #shared: SharedRules;
+
+  constructor(builder: GrammarBuilder) {
+    this.#builder = builder;
+    this.#shared = { space: spaceRule(builder), anyValue: null, text: null };
+  }
+
+  /** The rule of a document. Throws a `UsageError` that names the keyword and its place. */
+  of(schema: JsonSchema): Node {
+    return new SchemaCompiler(schema, this.#builder, this.#shared).compile();
+  }
+}
+
+/** Rules that are the same for all schemas, and are made when they are needed. */
+interface SharedRules {
+  readonly space: Node;
+  anyValue: Node | null;
+  text: Node | null;
 }
 
 type Members = Readonly<Record<string, unknown>>;
 
 class SchemaCompiler {
   readonly #document: JsonSchema;
-  readonly #builder = new GrammarBuilder();
+  readonly #builder: GrammarBuilder;
+  readonly #shared: SharedRules;
   readonly #rules = new Map<object, Node>();
-  readonly #space: Node;
-  #anyValue: Node | null = null;
-  #text: Node | null = null;
   #depth = 0;
 
-  constructor(document: JsonSchema) {
+  constructor(document: JsonSchema, builder: GrammarBuilder, shared: SharedRules) {
     this.#document = document;
-    this.#space = this.#spaceRule();
+    this.#builder = builder;
+    this.#shared = shared;
   }
 
-  compile(): Grammar {
-    const root = this.#rule(this.#document, '');
-    this.#builder.finish(root);
-    return { root };
+  compile(): Node {
+    return this.#rule(this.#document, '');
   }
 
   /** The rule of a schema at the JSON pointer `at`. */
@@ -193,8 +218,7 @@ class SchemaCompiler {
     const allowed = values.filter((value) => types.some((type) => isOfType(value, type)));
     this.#builder.literals(
       start,
-      allowed.map((value) => bytesOf(JSON.stringify(value))),
-      end,
+      allowed.map((value) => [bytesOf(JSON.stringify(value)), end]),
     );
   }
 
@@ -234,8 +258,8 @@ class SchemaCompiler {
   }
 
   #freeText(): Node {
-    this.#text ??= this.#textRule({});
-    return this.#text;
+    this.#shared.text ??= this.#textRule({});
+    return this.#shared.text;
   }
 
   #textRule(options: TextOptions): Node {
@@ -280,7 +304,7 @@ class SchemaCompiler {
         : this.#rule(schema['items'] ?? true, `${at}/items`);
     const builder = this.#builder;
     const beforeClose = builder.node();
-    builder.literal(builder.call(beforeClose, this.#space), ']').empty.push(end);
+    builder.literal(builder.call(beforeClose, this.#shared.space), ']').empty.push(end);
     const open = builder.literal(start, '[');
     if (least === 0) open.empty.push(beforeClose);
     // Positions differ up to the last that has a bound or a schema of its own; from there on a loop reads the rest.
@@ -289,7 +313,7 @@ class SchemaCompiler {
     let before = open;
     for (let i = 0; i < Math.min(most, last + 1); i++) {
       const comma = i === 0 ? before : builder.literal(before, ',');
-      const after = builder.call(builder.call(comma, this.#space), item(i));
+      const after = builder.call(builder.call(comma, this.#shared.space), item(i));
       if (i + 1 >= least) after.empty.push(beforeClose);
       if (i === last) this.#loop(after, builder.literal(after, ','), item(i));
       before = after;
@@ -298,7 +322,7 @@ class SchemaCompiler {
 
   /** From `from` (after a comma) reads a space and an item, and is then `to` again. */
   #loop(to: Node, from: Node, item: Node): void {
-    const spaced = this.#builder.call(from, this.#space);
+    const spaced = this.#builder.call(from, this.#shared.space);
     spaced.calls.push({ rule: item, after: to });
   }
 
@@ -324,14 +348,14 @@ class SchemaCompiler {
     ];
     const builder = this.#builder;
     const beforeClose = builder.node();
-    builder.literal(builder.call(beforeClose, this.#space), '}').empty.push(end);
+    builder.literal(builder.call(beforeClose, this.#shared.space), '}').empty.push(end);
     // `empty`: no property was written yet, so none is preceded by a comma. Null where it cannot be.
     let [empty, filled]: [Node | null, Node] = [builder.literal(start, '{'), builder.node()];
     for (const [name, rule, isRequired] of all) {
       const key = builder.node();
       const value = builder.call(this.#colon(builder.literal(key, bytesOf(JSON.stringify(name)))), rule);
-      if (empty) empty.calls.push({ rule: this.#space, after: key });
-      builder.literal(filled, ',').calls.push({ rule: this.#space, after: key });
+      if (empty) empty.calls.push({ rule: this.#shared.space, after: key });
+      builder.literal(filled, ',').calls.push({ rule: this.#shared.space, after: key });
       if (isRequired) empty = null;
       else filled.empty.push(value);
       filled = value;
@@ -342,8 +366,8 @@ class SchemaCompiler {
       const keyRule = names.length === 0 ? this.#freeText() : this.#textRule({ excluded: names });
       const key = builder.node();
       this.#colon(builder.call(key, keyRule)).calls.push({ rule, after: filled });
-      if (empty) empty.calls.push({ rule: this.#space, after: key });
-      builder.literal(filled, ',').calls.push({ rule: this.#space, after: key });
+      if (empty) empty.calls.push({ rule: this.#shared.space, after: key });
+      builder.literal(filled, ',').calls.push({ rule: this.#shared.space, after: key });
     }
     empty?.empty.push(beforeClose);
     filled.empty.push(beforeClose);
@@ -357,32 +381,32 @@ class SchemaCompiler {
     return after;
   }
 
-  /** Nothing, one space, or a line end with indentation: what programs write, and bounded. */
-  #spaceRule(): Node {
-    const builder = this.#builder;
-    const start = builder.node({ isEnd: true });
-    builder.literal(start, ' ').isEnd = true;
-    let at = builder.literal(start, '\n');
-    at.isEnd = true;
-    for (let i = 0; i < MAX_INDENT; i++) {
-      const next = builder.node({ isEnd: true });
-      for (const byte of [9, 32]) at.edges.push({ low: byte, high: byte, to: next });
-      at = next;
-    }
-    return start;
-  }
-
   #any(): Node {
-    if (this.#anyValue) return this.#anyValue;
-    this.#anyValue = this.#builder.node();
+    if (this.#shared.anyValue) return this.#shared.anyValue;
+    const start = this.#builder.node();
+    this.#shared.anyValue = start;
     const end = this.#builder.node({ isEnd: true });
-    for (const type of TYPES.filter((name) => name !== 'integer')) this.#typed(type, {}, '', this.#anyValue, end);
-    return this.#anyValue;
+    for (const type of TYPES.filter((name) => name !== 'integer')) this.#typed(type, {}, '', start, end);
+    return start;
   }
 
   #call(from: Node, rule: Node, to: Node): void {
     from.calls.push({ rule, after: to });
   }
+}
+
+/** Nothing, one space, or a line end with indentation: what programs write, and bounded. */
+function spaceRule(builder: GrammarBuilder): Node {
+  const start = builder.node({ isEnd: true });
+  builder.literal(start, ' ').isEnd = true;
+  let at = builder.literal(start, '\n');
+  at.isEnd = true;
+  for (let i = 0; i < MAX_INDENT; i++) {
+    const next = builder.node({ isEnd: true });
+    for (const byte of [9, 32]) at.edges.push({ low: byte, high: byte, to: next });
+    at = next;
+  }
+  return start;
 }
 
 function place(at: string): string {

@@ -1,21 +1,42 @@
 /** Structured output: response formats, compiled once and kept, as token masks. */
+import { createHash } from 'node:crypto';
+import { type AnswerForm, REASONING } from '../../data/answer-form.js';
 import type { Tokenizer } from '../../data/tokenizer.js';
 import { UsageError } from '../../errors.js';
+import { closing, compileCalls, latin1Form, literalsOf, type ToolCalls } from './calls.js';
+import { FreeMask } from './free-mask.js';
+import { GrammarBuilder } from './grammar.js';
 import { InnerTokenCache, type MaskOptions, StructuredMask } from './mask.js';
-import { compileSchema, type Grammar, type JsonSchema } from './schema.js';
+import { compileSchema, type Grammar, type JsonSchema, SchemaRules } from './schema.js';
 import { createTokenTree } from './vocabulary.js';
 
-/** The form that a generated text must have: any JSON object, or a document of a JSON schema. */
+/** The form that a generated text must have: any JSON object, a document of a JSON schema, or calls of tools. */
 export type ResponseFormat =
-  | { readonly type: 'json_object' }
-  | { readonly type: 'json_schema'; readonly schema: JsonSchema };
+  | { readonly type: 'json_object'; readonly afterReasoning?: boolean }
+  /** `afterReasoning`: the text begins inside of the model's reasoning, and the document comes after it. */
+  | { readonly type: 'json_schema'; readonly schema: JsonSchema; readonly afterReasoning?: boolean }
+  | ToolCalls;
 
 interface CompiledFormat {
-  readonly grammar: Grammar;
+  /** The text from its first byte. */
+  readonly whole: Grammar;
+  /** The end of the reasoning, then the text; null if it does not begin with reasoning. */
+  readonly closed: Grammar | null;
+  /** A call from behind its marker; null if the text is never free. */
+  readonly opened: Grammar | null;
+  /** Where the text may be free, the form that it is read in, with a character for each byte. */
+  readonly form: AnswerForm;
   readonly inner: MaskOptions['grammarInner'];
+  readonly specials: ReadonlyMap<number, string>;
 }
 
+type FormatMask = StructuredMask | FreeMask;
+
 const MAX_FORMATS = 64;
+/** Nodes of all compiled formats that are kept. */
+const MAX_KEPT_NODES = 400_000;
+/** Longer formats are known by their hash. */
+const LONG_KEY = 1000;
 
 /** Response formats for the texts of one model. */
 export class StructuredOutput {
@@ -24,6 +45,7 @@ export class StructuredOutput {
   readonly #endTokens: readonly number[];
   readonly #formats = new Map<string, CompiledFormat>();
   #inner: InnerTokenCache | null = null;
+  #specials: ReadonlyMap<number, string> | null = null;
 
   /** `vocabulary`: only tokens below it may be drawn. */
   constructor(tokenizer: Tokenizer, vocabulary: number, endTokens: readonly number[]) {
@@ -33,45 +55,119 @@ export class StructuredOutput {
   }
 
   /** The mask of a text of at most `budget` tokens. Throws a `UsageError` if the format has no such text. */
-  mask(format: ResponseFormat, budget: number): StructuredMask {
-    const { grammar, inner: grammarInner } = this.#compiled(format);
-    // Built at the first use: most servers never need it, and it takes a fraction of a second for a large vocabulary.
-    this.#inner ??= new InnerTokenCache(createTokenTree(this.#tokenizer, this.#vocabulary));
-    const mask = new StructuredMask({ grammar, grammarInner, inner: this.#inner, endTokens: this.#endTokens, budget });
+  mask(format: ResponseFormat, budget: number): FormatMask {
+    const compiled = this.#compiled(format);
+    const mask = this.#maskOf(compiled, budget);
     const { fewestTokens } = mask;
     if (fewestTokens === Number.POSITIVE_INFINITY)
-      throw new UsageError(`response_format: tokenizer ${this.#tokenizer.name} cannot write a document of this format`);
+      throw new UsageError(
+        `${fieldOf(format)}: tokenizer ${this.#tokenizer.name} cannot write a document of this format`,
+      );
     if (fewestTokens > budget)
       throw new UsageError(
-        `response_format: the shortest document has ${fewestTokens} tokens, and at most ${budget} may be generated; allow more tokens`,
+        `${fieldOf(format)}: the shortest document has ${fewestTokens} tokens, and at most ${budget} may be generated; allow more tokens`,
       );
     return mask;
   }
 
   /** Throws what `mask` would throw. Cheaper where it is clear that the document fits. */
   check(format: ResponseFormat, budget: number): void {
-    const close = Buffer.from(this.#compiled(format).grammar.root.close ?? '', 'latin1');
+    const { whole, closed, opened } = this.#compiled(format);
+    if (opened) return; // a free text fits in any case
+    const close = Buffer.from((closed ?? whole).root.close ?? '', 'latin1');
     const tokens = Array.from(this.#tokenizer.encode(close.toString('utf8')));
     const pieces = tokens.map((token) => this.#tokenizer.tokenBytes?.(token) ?? new Uint8Array());
     if (tokens.length > budget || !Buffer.concat(pieces).equals(close)) this.mask(format, budget);
   }
 
+  #maskOf({ whole, closed, opened, form, inner: grammarInner, specials }: CompiledFormat, budget: number): FormatMask {
+    // Built at the first use: most servers never need it, and it takes a fraction of a second for a large vocabulary.
+    this.#inner ??= new InnerTokenCache(createTokenTree(this.#tokenizer, this.#vocabulary));
+    const inner = this.#inner;
+    const { tree } = inner;
+    const endTokens = this.#endTokens;
+    const begin = (grammar: Grammar, budget: number, written: string) =>
+      new StructuredMask({ grammar, grammarInner, inner, endTokens, budget, specials, written });
+    if (!opened && !closed) return begin(whole, budget, '');
+    const texts = this.#specialTexts();
+    const bytesOf = (token: number) => tree.bytes(token) ?? texts.get(token) ?? '';
+    const start = opened
+      ? { at: 'call' as const, form, grammar: opened }
+      : { at: 'end of reasoning' as const, grammar: closed ?? whole };
+    return new FreeMask({ begin, bytesOf, endTokens, budget, start });
+  }
+
+  /** The texts of special tokens, a character for each byte. */
+  #specialTexts(): ReadonlyMap<number, string> {
+    if (this.#specials) return this.#specials;
+    const { tokenBytes, decode, separator } = this.#tokenizer;
+    const specials = new Map<number, string>();
+    for (let token = 0; token < this.#vocabulary; token++)
+      if (token !== separator && tokenBytes?.(token) === null)
+        specials.set(token, Buffer.from(decode([token]), 'utf8').toString('latin1'));
+    this.#specials = specials;
+    return specials;
+  }
+
   #compiled(format: ResponseFormat): CompiledFormat {
-    const schema = format.type === 'json_object' ? { type: 'object' } : format.schema;
-    const key = textOf(schema);
-    let compiled = this.#formats.get(key);
-    if (!compiled) compiled = { grammar: compileSchema(schema), inner: new Map() };
+    const text = textOf(format);
+    const key = text.length > LONG_KEY ? createHash('sha256').update(text).digest('hex') : text;
+    const compiled = this.#formats.get(key) ?? this.#compile(format);
     // The least recently used format is the first of the map.
     this.#formats.delete(key);
     this.#formats.set(key, compiled);
-    if (this.#formats.size > MAX_FORMATS) this.#formats.delete(this.#formats.keys().next().value!);
+    let nodes = [...this.#formats.values()].reduce((sum, { whole }) => sum + whole.size, 0);
+    for (const [first, { whole }] of this.#formats) {
+      if (first === key || (this.#formats.size <= MAX_FORMATS && nodes <= MAX_KEPT_NODES)) break;
+      this.#formats.delete(first);
+      nodes -= whole.size;
+    }
     return compiled;
+  }
+
+  #compile(format: ResponseFormat): CompiledFormat {
+    const inner = new Map();
+    const none = { calls: null, reasoning: null };
+    if (format.type !== 'tool_calls') {
+      const schema = format.type === 'json_object' ? { type: 'object' } : format.schema;
+      if (!format.afterReasoning)
+        return { whole: compileSchema(schema), closed: null, opened: null, form: none, inner, specials: new Map() };
+      const builder = new GrammarBuilder();
+      const closed = closing(builder, new SchemaRules(builder).of(schema));
+      builder.finish(closed);
+      const grammar = { root: closed, size: builder.nodes.length };
+      return { whole: grammar, closed: grammar, opened: null, form: none, inner, specials: this.#specialsIn([]) };
+    }
+    const { form, isRequired, document } = format;
+    const { whole, closed, opened } = compileCalls(format);
+    const isFree = !isRequired && document === null;
+    return {
+      whole,
+      closed: !isFree && form.reasoning === 'open' ? closed : null,
+      opened: isFree ? opened : null,
+      form: latin1Form(form),
+      inner,
+      specials: this.#specialsIn(literalsOf(form.calls)),
+    };
+  }
+
+  /** Special tokens that are a part of these texts or end reasoning, but for those that end a text. */
+  #specialsIn(texts: readonly string[]): ReadonlyMap<number, string> {
+    const all = [...texts, REASONING.close].map((text) => Buffer.from(text, 'utf8').toString('latin1'));
+    const isPart = (text: string) => text !== '' && all.some((one) => one.includes(text));
+    const found = [...this.#specialTexts()].filter(([token, text]) => !this.#endTokens.includes(token) && isPart(text));
+    return new Map(found);
   }
 }
 
-function textOf(schema: JsonSchema): string {
+/** The field of the API that a format comes from. */
+function fieldOf({ type }: ResponseFormat): string {
+  return type === 'tool_calls' ? 'tools' : 'response_format';
+}
+
+function textOf(format: ResponseFormat): string {
   try {
-    return JSON.stringify(schema);
+    return JSON.stringify(format);
   } catch (error) {
     throw new UsageError('schema: it is nested deeper than can be read, or contains itself', { cause: error });
   }

@@ -14,14 +14,17 @@ struct Step {
 
 void update(float* __restrict value, const float* __restrict grad, float* __restrict m, float* __restrict v,
             int64_t count, const Step s) {
-  for (int64_t i = 0; i < count; ++i) {
-    const float g = grad[i] * s.grad_scale;
-    m[i] = multiply_add(s.beta1, m[i], s.rest1 * g);
-    v[i] = multiply_add(s.beta2, v[i], s.rest2 * g * g);
-    const float direction = m[i] / multiply_add(std::sqrt(v[i]), s.inverse_root_bias, s.epsilon);
+  const vec beta1 = splat(s.beta1), rest1 = splat(s.rest1), beta2 = splat(s.beta2), rest2 = splat(s.rest2);
+  each_vector(0, count, [&](int64_t i, auto get, auto put) {
+    const vec g = get(grad + i) * splat(s.grad_scale), x = get(value + i);
+    const vec mean = multiply_add(beta1, get(m + i), rest1 * g);
+    const vec square = multiply_add(beta2, get(v + i), rest2 * g * g);
+    put(m + i, mean);
+    put(v + i, square);
+    const vec direction = mean / multiply_add(sqrt(square), splat(s.inverse_root_bias), splat(s.epsilon));
     // Decay is a difference, not a factor: 1 - 1e-6 as a float32 factor would be wrong by a percent of the decay.
-    value[i] -= multiply_add(s.step_size, direction, s.shrink * value[i]);
-  }
+    put(value + i, x - multiply_add(splat(s.step_size), direction, splat(s.shrink) * x));
+  });
 }
 
 struct Scalars {
@@ -30,10 +33,10 @@ struct Scalars {
 
 struct Record {
   int64_t size, first_piece;
-  float* value;
-  const float* grad;
-  float *m, *v;
-  void* rounded;
+  Address<float> value;
+  Address<const float> grad;
+  Address<float> m, v;
+  Address<void> rounded;
   double weight_decay;
 };
 

@@ -19,7 +19,7 @@ namespace attention {
 constexpr int64_t kKeyBlock = 128;  // 64 is 10 % slower: each block adds one maximum and one rescaling
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
-inline int64_t pad(int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
+inline int64_t pad(int64_t n) { return (n + kPad - 1) / kPad * kPad; }
 
 struct Shape {
   int64_t heads, groups, dk, dv;
@@ -153,11 +153,11 @@ inline void gather_rows(const float* from, int64_t count, int64_t d, float facto
 // The state of a softmax that sees its keys block by block.
 struct Softmax {
   float* maximum;      // [rows]
-  float* sum;          // [rows][kLanes], added up at the end: a lane sum per row and block would cost as much as exp2
+  float* sum;          // [rows][kSumLanes], added up at the end: once per row and block would cost as much as exp2
   float* accumulator;  // [rows][pad(dv)]
 
   Softmax from(int64_t row, int64_t dv_width) const {
-    return {maximum + row, sum + row * kLanes, accumulator + row * dv_width};
+    return {maximum + row, sum + row * kSumLanes, accumulator + row * dv_width};
   }
 };
 
@@ -214,7 +214,7 @@ inline void forward_block(const Shape& shape, int64_t rows, const float* query, 
     count = std::min(rows - first, ranges ? kRangeRows : kMostRows);
     const Range seen = ranges ? seen_by(ranges + first, count) : whole;
     if (seen.low >= seen.high) continue;
-    const int64_t start = seen.low / kLanes * kLanes, columns = pad(seen.high) - start;
+    const int64_t start = seen.low / kPad * kPad, columns = pad(seen.high) - start;
     multiply<Into::kOverwrite>(count, query + first * dk_width, dk_width, 1, keys_t + start, key_width, scores, columns,
                                shape.dk, columns);
     for (int64_t i = 0; i < count; ++i) {
@@ -229,17 +229,17 @@ inline void forward_block(const Shape& shape, int64_t rows, const float* query, 
       const float now = top > previous ? top : previous;
       // All scores -inf: shift by 0, so that exp2 gives 0 and not NaN.
       const vec shift = splat(now == kNone ? 0.0f : now);
-      vec total = {};
+      LaneSums total;
       for (int64_t c = 0; c < columns; c += kLanes) {
         const vec p = exp2(load(row + c) - shift);
         store(row + c, p);
-        total += p;
+        total.add(p);
       }
-      const float shrink = previous == now ? 1.0f : previous == kNone ? 0.0f : std::exp2(previous - now);
+      const float shrink = previous == now ? 1.0f : previous == kNone ? 0.0f : power_of_2(previous - now);
       state.maximum[at] = now;
-      store(state.sum + at * kLanes, multiply_add(load(state.sum + at * kLanes), splat(shrink), total));
+      total.merge_into(state.sum + at * kSumLanes, shrink);
       shrink_of[i] = shrink;
-      if (buffers.block_sum) buffers.block_sum[at] = sum(total), buffers.block_top[at] = now;
+      if (buffers.block_sum) buffers.block_sum[at] = total.total(), buffers.block_top[at] = now;
     }
     multiply<Into::kOverwrite>(count, scores + (seen.low - start), columns, 1, values + seen.low * dv_width, dv_width,
                                buffers.products, dv_width, seen.high - seen.low, dv_width);
@@ -255,7 +255,7 @@ inline void forward_block(const Shape& shape, int64_t rows, const float* query, 
 
 inline void reset(Softmax& state, int64_t rows, int64_t dv_width) {
   std::fill(state.maximum, state.maximum + rows, kNone);
-  std::fill(state.sum, state.sum + rows * kLanes, 0.0f);
+  std::fill(state.sum, state.sum + rows * kSumLanes, 0.0f);
   std::memset(state.accumulator, 0, sizeof(float) * rows * dv_width);
 }
 
@@ -263,11 +263,11 @@ inline void reset(Softmax& state, int64_t rows, int64_t dv_width) {
 inline void finish_rows(const Shape& shape, const Softmax& state, int64_t row, int64_t count, float* out, float* lse) {
   const int64_t dv_width = pad(shape.dv);
   for (int64_t i = 0; i < count; ++i, ++row, out += shape.dv) {
-    const float total = sum(load(state.sum + row * kLanes));
+    const float total = sum_lanes(state.sum + row * kSumLanes);
     const bool none = state.maximum[row] == kNone && total == 0.0f;
     const float inverse = none ? 0.0f : 1.0f / total;
     for (int64_t c = 0; c < shape.dv; ++c) out[c] = state.accumulator[row * dv_width + c] * inverse;
-    lse[i] = none ? kNone : (state.maximum[row] + std::log2(total)) * kLn2;
+    lse[i] = none ? kNone : (state.maximum[row] + binary_log(total)) * kLn2;
   }
 }
 
@@ -312,14 +312,14 @@ struct GradientRows {
 inline void backward_block(const Shape& shape, int64_t rows, const GradientRows& g, const KeyBlock& block, int64_t low,
                            int64_t high, const Range* ranges) {
   const int64_t dk_width = pad(shape.dk), dv_width = pad(shape.dv);
-  const int64_t start = low / kLanes * kLanes, columns = pad(high) - start;
+  const int64_t start = low / kPad * kPad, columns = pad(high) - start;
   const Range whole = {static_cast<int32_t>(low), static_cast<int32_t>(high)};
   for (int64_t first = 0, count = 0; first < rows; first += count) {
     count = std::min(rows - first, ranges ? kRangeRows : rows);
     Range seen = ranges ? seen_by(ranges + first, count) : whole;
     if (seen.low >= seen.high) seen = {static_cast<int32_t>(start), static_cast<int32_t>(start)};
     // Columns of p and ds that are computed. The others are zero.
-    const int64_t begin = seen.low / kLanes * kLanes - start, end = pad(seen.high) - start;
+    const int64_t begin = seen.low / kPad * kPad - start, end = pad(seen.high) - start;
     float* p = g.scores + first * columns;
     float* ds = g.d_scores + first * columns;
     multiply<Into::kOverwrite>(count, g.query + first * dk_width, dk_width, 1, block.keys_t + start + begin,
@@ -364,10 +364,12 @@ inline void backward_block(const Shape& shape, int64_t rows, const GradientRows&
 // Adds d_query rows of one token to the output, with the factor the scaled keys left out.
 inline void add_query_gradient(const Shape& shape, const float* from, int64_t count, float* dq) {
   const int64_t width = pad(shape.dk);
-  const float scale = shape.scale();
+  const vec scale = splat(shape.scale());
   fetch(dq + kTokensAhead * shape.heads * shape.dk, count * shape.dk);
   for (int64_t i = 0; i < count; ++i, from += width, dq += shape.dk)
-    for (int64_t c = 0; c < shape.dk; ++c) dq[c] = multiply_add(from[c], scale, dq[c]);
+    each_vector(0, shape.dk, [&](int64_t c, auto get, auto put) {
+      put(dq + c, multiply_add(get(from + c), scale, get(dq + c)));
+    });
 }
 
 // Adds a block's key and value gradients to the outputs [tokens, groups, d]. Queries carried scale*log2(e); the
@@ -380,7 +382,10 @@ inline void add_key_gradients(const Shape& shape, const KeyBlock& block, int64_t
     float* v = dv + (i * shape.groups + group) * shape.dv;
     fetch(k + kTokensAhead * shape.groups * shape.dk, shape.dk);
     fetch(v + kTokensAhead * shape.groups * shape.dv, shape.dv);
-    for (int64_t c = 0; c < shape.dk; ++c) k[c] = multiply_add(block.d_keys[i * dk_width + c], kLn2, k[c]);
+    const float* d_key = block.d_keys + i * dk_width;
+    each_vector(0, shape.dk, [&](int64_t c, auto get, auto put) {
+      put(k + c, multiply_add(get(d_key + c), splat(kLn2), get(k + c)));
+    });
     for (int64_t c = 0; c < shape.dv; ++c) v[c] += block.d_values[i * dv_width + c];
   }
 }
@@ -389,15 +394,7 @@ inline void add_key_gradients(const Shape& shape, const KeyBlock& block, int64_t
 inline float* row_deltas(const float* out, const float* d_out, int64_t rows, int64_t dv) {
   float* delta = scratch<float>(kDelta, rows);
   parallel_chunks(rows, 512, [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) {
-      vec total = {};
-      int64_t c = 0;
-      for (; c + kLanes <= dv; c += kLanes)
-        total = multiply_add(load(out + r * dv + c), load(d_out + r * dv + c), total);
-      float result = sum(total);
-      for (; c < dv; ++c) result = multiply_add(out[r * dv + c], d_out[r * dv + c], result);
-      delta[r] = result;
-    }
+    for (int64_t r = begin; r < end; ++r) delta[r] = dot(out + r * dv, d_out + r * dv, dv);
   });
   return delta;
 }

@@ -30,11 +30,11 @@ inline int64_t tile_tokens(const Shape& shape) {
 
 // Arguments of every branch kernel, filled by attendBranch in branch.ts: 8 bytes a field, in this order.
 struct AttentionArguments {
-  const float *q, *k, *v;                // [tokens, heads, dk], [keys, groups, dk], [keys, groups, dv]
-  const int32_t *offsets, *key_offsets;  // [sequences + 1], where each sequence begins, in tokens and in keys
-  float *out, *lse;                      // [tokens, heads, dv], [tokens, heads]; the backward pass reads them
-  const float* d_out;                    // this and the gradients: null in the forward pass
-  float *d_query, *d_keys, *d_values;
+  Address<const float> q, k, v;          // [tokens, heads, dk], [keys, groups, dk], [keys, groups, dv]
+  Address<const int32_t> offsets, key_offsets;  // [sequences + 1], where each sequence begins, in tokens and in keys
+  Address<float> out, lse;               // [tokens, heads, dv], [tokens, heads]; the backward pass reads them
+  Address<const float> d_out;            // this and the gradients: null in the forward pass
+  Address<float> d_query, d_keys, d_values;
   int64_t sequences, heads, groups, dk, dv;
   int64_t accumulate_query, accumulate_keys, accumulate_values;
 };
@@ -108,7 +108,7 @@ template <class Visible> void banded_forward(const Inputs& in, const Visible& vi
       fetch(from + kTokensAhead * shape.heads * shape.dk, h * shape.dk);
       gather_rows(from, h, shape.dk, shape.scale() * kLog2E, query + (t - t0) * h * dk_width);
     }
-    float* row_state = scratch<float>(kRows, rows * (1 + kLanes));
+    float* row_state = scratch<float>(kRows, rows * (1 + kSumLanes));
     Softmax state = {row_state, row_state + rows, scratch<float>(kAccumulator, rows * dv_width)};
     const Buffers buffers = {scratch<float>(kScores, rows * width), scratch<float>(kProducts, rows * dv_width)};
     reset(state, rows, dv_width);

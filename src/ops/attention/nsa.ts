@@ -23,6 +23,8 @@ import { windowAttention } from './window/op.js';
  */
 export interface SparseInputs {
   readonly q: Tensor;
+  /** Queries of the window branch if they are not `q` (`nsa.rope: window`). */
+  readonly qWin?: Tensor;
   readonly kCmp: Tensor;
   readonly vCmp: Tensor;
   readonly kSel: Tensor;
@@ -77,7 +79,9 @@ export function nativeSparseAttention(
   validateShapes(heads, sparse);
   const refusal = isScored
     ? 'train.scorer_loss runs beside the branch kernels'
-    : fusedRefusal({ heads, sparse, dtype: q.dtype, tokens }, tape.device, options);
+    : inputs.qWin
+      ? 'queries of the window branch alone (nsa.rope window) are not fused'
+      : fusedRefusal({ heads, sparse, dtype: q.dtype, tokens }, tape.device, options);
   if (refusal !== null) options.counters?.refused(refusal);
   const attend = refusal === null ? fusedSparseAttention : branchByBranch;
   const outputs = attend(tape, inputs, tokens, sparse, options);
@@ -105,7 +109,7 @@ function branchByBranch(
   const scorer = mass && scorerLoss(tape, { q, kCmp, lseCmp, selected, mass }, tokens, sparse, scorerWeight);
   if (scorer) record(scorer);
   for (const tensor of scorer?.saved ?? []) if (tensor !== selected) tape.drop(tensor);
-  const oWin = windowAttention(tape, { q, k: kWin, v: vWin }, tokens, sparse.w);
+  const oWin = windowAttention(tape, { q: inputs.qWin ?? q, k: kWin, v: vWin }, tokens, sparse.w);
   const out = combine(tape, gates, oCmp, oSel, oWin);
   return { out, oCmp, oSel, oWin, selected, ...(scorer && { scorerLoss: scorer.loss }) };
 }

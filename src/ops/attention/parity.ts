@@ -28,12 +28,22 @@ export function referenceSparseAttention(
     tape.from(x, shape, inputs.q.dtype),
   );
   const selected = tape.from(result.selected, [tokens.total, heads.groups, sparse.nSel], 'i32');
-  const given = NAMES.map((name) => inputs[name]);
+  const given = [...NAMES.map((name) => inputs[name]), ...(inputs.qWin ? [inputs.qWin] : [])];
   tape.record(given, [out], [], () => {
     const dOut = tape.gradient(out);
     if (!dOut) return;
     const g = nsaBackward(values, place, result, Float64Array.from(dOut.read()));
-    const gradients = [g.dq, g.dkCmp, g.dvCmp, g.dkSel, g.dvSel, g.dkWin, g.dvWin, g.dGates];
+    const gradients = [
+      g.dq,
+      g.dkCmp,
+      g.dvCmp,
+      g.dkSel,
+      g.dvSel,
+      g.dkWin,
+      g.dvWin,
+      g.dGates,
+      ...(g.dqWin ? [g.dqWin] : []),
+    ];
     given.forEach((tensor, i) => {
       const target = tape.gradientTarget(tensor);
       if (!target) return;
@@ -61,9 +71,9 @@ function headsOf({ q, kSel, vSel }: SparseInputs): HeadShape {
 }
 
 function hostValues(inputs: SparseInputs): NsaInputs {
-  return Object.fromEntries(
-    NAMES.map((name) => [name, Float64Array.from((inputs[name] as Tensor).read())]),
-  ) as unknown as NsaInputs;
+  const read = (tensor: Tensor) => Float64Array.from(tensor.read());
+  const values = Object.fromEntries(NAMES.map((name) => [name, read(inputs[name])])) as unknown as NsaInputs;
+  return { ...values, qWin: inputs.qWin ? read(inputs.qWin) : null };
 }
 
 function referenceLayout(tokens: Sequences, heads: HeadShape, sparse: SparseShape): NsaLayout {

@@ -10,6 +10,9 @@ import type { HeadShape, SparseShape } from './shape.js';
 const HEADS: HeadShape = { heads: 4, groups: 2, dk: 4, dv: 3 };
 const SPARSE: SparseShape = { l: 4, d: 2, lSel: 4, nSel: 3, w: 5 };
 
+/** The tensors that every call has. */
+type Name = Exclude<keyof NsaInputs, 'qWin'>;
+
 describe('the reference equals the golden case', () => {
   const golden = readGolden();
   const outputs = nsaForward(golden.inputs, golden.layout);
@@ -35,7 +38,7 @@ describe('the whole core', () => {
     const gradients = nsaBackward(inputs, layout, outputs, dOut);
     // No gradient flows through the selection: it is held still while the inputs move.
     const value = () => dot(nsaForward(inputs, layout, outputs.selected).out, dOut);
-    const pairs: [keyof NsaInputs, Float64Array][] = [
+    const pairs: [Name, Float64Array][] = [
       ['q', gradients.dq],
       ['kCmp', gradients.dkCmp],
       ['vCmp', gradients.dvCmp],
@@ -49,6 +52,20 @@ describe('the whole core', () => {
       expect(relativeError(gradient, finiteDifferences(value, inputs[name])), name).toBeLessThan(1e-8);
   });
 
+  it('has gradients of queries that only the window branch reads', () => {
+    const layout = nsaLayout([13, 3, 6], HEADS, SPARSE);
+    const shared = nsaInputs(layout, 1);
+    const qWin = shared.q.map((value, i) => value + Math.sin(i));
+    const inputs = { ...shared, qWin };
+    const outputs = nsaForward(inputs, layout);
+    const dOut = randomValues(outputs.out.length, 9);
+    const { dq, dqWin } = nsaBackward(inputs, layout, outputs, dOut);
+    const value = () => dot(nsaForward(inputs, layout, outputs.selected).out, dOut);
+    expect(relativeError(dq, finiteDifferences(value, inputs.q))).toBeLessThan(1e-8);
+    expect(relativeError(dqWin!, finiteDifferences(value, qWin))).toBeLessThan(1e-8);
+    expect(outputs.oSel).toEqual(nsaForward(shared, layout).oSel);
+  });
+
   it('cannot see the future', () => {
     const length = 23;
     const layout = nsaLayout([length], HEADS, SPARSE);
@@ -58,7 +75,7 @@ describe('the whole core', () => {
       // Everything that depends on a token after t changes: tokens, and the blocks that hold one of them.
       const changed = { ...inputs };
       const finished = compressedCount(t + 1, SPARSE.l, SPARSE.d);
-      for (const name of Object.keys(inputs) as (keyof NsaInputs)[]) {
+      for (const name of Object.keys(inputs) as Name[]) {
         const rows = name.endsWith('Cmp') ? layout.cmpStarts[1] : length;
         const kept = ((name.endsWith('Cmp') ? finished : t + 1) * inputs[name].length) / rows;
         changed[name] = inputs[name].map((value, i) => (i < kept ? value : value + 100));

@@ -13,6 +13,8 @@ import { windowBackward, windowForward } from './window/reference.js';
  */
 export interface NsaInputs {
   readonly q: Float64Array;
+  /** Queries of the window branch; null or missing: `q`. */
+  readonly qWin?: Float64Array | null;
   readonly kCmp: Float64Array;
   readonly vCmp: Float64Array;
   readonly kSel: Float64Array;
@@ -45,12 +47,14 @@ export function nsaForward(inputs: NsaInputs, layout: NsaLayout, selected?: Int3
   const blocks = selected ?? selectBlocks(q, kCmp, starts, cmpStarts, heads, sparse);
   const oCmp = compressedForward(q, kCmp, vCmp, starts, cmpStarts, heads, sparse).out;
   const oSel = selectedForward(q, kSel, vSel, blocks, starts, heads, sparse).out;
-  const oWin = windowForward(q, kWin, vWin, starts, heads, sparse.w).out;
+  const oWin = windowForward(inputs.qWin ?? q, kWin, vWin, starts, heads, sparse.w).out;
   return { out: combineForward(gates, [oCmp, oSel, oWin]), oCmp, oSel, oWin, selected: blocks };
 }
 
 export interface NsaGradients {
   readonly dq: Float64Array;
+  /** Null if the window branch has the queries of the others. */
+  readonly dqWin: Float64Array | null;
   readonly dkCmp: Float64Array;
   readonly dvCmp: Float64Array;
   readonly dkSel: Float64Array;
@@ -73,9 +77,11 @@ export function nsaBackward(
   const { dGates, dBranches } = combineBackward(gates, [oCmp, oSel, oWin], dOut);
   const cmp = compressedBackward(q, kCmp, vCmp, starts, cmpStarts, heads, sparse, dBranches[0]);
   const sel = selectedBackward(q, kSel, vSel, selected, starts, heads, sparse, dBranches[1]);
-  const win = windowBackward(q, kWin, vWin, starts, heads, sparse.w, dBranches[2]);
+  const win = windowBackward(inputs.qWin ?? q, kWin, vWin, starts, heads, sparse.w, dBranches[2]);
+  const shared = inputs.qWin ? null : win.dq;
   return {
-    dq: cmp.dq.map((value, i) => value + sel.dq[i] + win.dq[i]),
+    dq: cmp.dq.map((value, i) => value + sel.dq[i] + (shared?.[i] ?? 0)),
+    dqWin: shared ? null : win.dq,
     dkCmp: cmp.dk,
     dvCmp: cmp.dv,
     dkSel: sel.dk,

@@ -9,27 +9,26 @@ import { Tensor } from '../../tensor/tensor.js';
 
 /** Lengths of packed sequences, on the host and on the device. */
 export class Sequences implements Disposable {
-  readonly lengths: readonly number[];
-  /** cu_seqlens on the host: count + 1 ascending numbers from 0. */
-  readonly starts: Int32Array;
+  #lengths: readonly number[];
+  #starts: Int32Array;
   /** The same on the device. */
   readonly offsets: Tensor;
   /** Layouts of blocks, by their size and stride; freed with this one. */
-  readonly #blocks = new Map<string, Sequences>();
+  readonly #blocks = new Map<string, { readonly layout: Sequences; blocksOf(length: number): number }>();
 
   constructor(device: Device, lengths: readonly number[]) {
-    for (const length of lengths)
-      if (!Number.isSafeInteger(length) || length < 0)
-        throw new UsageError(`a sequence length must be a whole number from 0, not ${length}`);
-    const starts = new Int32Array(lengths.length + 1);
-    lengths.forEach((length, i) => {
-      const next = starts[i] + length;
-      if (next > 2 ** 31 - 1) throw new UsageError(`a batch holds at most 2^31 - 1 tokens, not ${next}`);
-      starts[i + 1] = next;
-    });
-    this.lengths = [...lengths];
-    this.starts = starts;
-    this.offsets = Tensor.from(device, starts, [starts.length], 'i32');
+    this.#starts = startsOf(lengths);
+    this.#lengths = [...lengths];
+    this.offsets = Tensor.from(device, this.#starts, [this.#starts.length], 'i32');
+  }
+
+  /** Replaces all lengths by as many others, also those of the layouts of blocks. Device memory keeps its place. */
+  replace(lengths: readonly number[]): void {
+    if (lengths.length !== this.count) throw new Error(`${lengths.length} lengths cannot replace ${this.count}`);
+    this.#starts = startsOf(lengths);
+    this.#lengths = [...lengths];
+    this.offsets.write(this.#starts);
+    for (const { layout, blocksOf } of this.#blocks.values()) layout.replace(lengths.map(blocksOf));
   }
 
   /** Packed sequences from their `count + 1` offsets; the first is 0, the last the number of tokens. */
@@ -44,6 +43,13 @@ export class Sequences implements Disposable {
     );
   }
 
+  get lengths(): readonly number[] {
+    return this.#lengths;
+  }
+  /** cu_seqlens on the host: count + 1 ascending numbers from 0. */
+  get starts(): Int32Array {
+    return this.#starts;
+  }
   /** Where the offsets are stored. */
   get device(): Device {
     return this.offsets.device;
@@ -74,10 +80,10 @@ export class Sequences implements Disposable {
   #layout(key: string, blocksOf: (length: number) => number): Sequences {
     let blocks = this.#blocks.get(key);
     if (!blocks) {
-      blocks = new Sequences(this.device, this.lengths.map(blocksOf));
+      blocks = { layout: new Sequences(this.device, this.lengths.map(blocksOf)), blocksOf };
       this.#blocks.set(key, blocks);
     }
-    return blocks;
+    return blocks.layout;
   }
 
   /** `free`, for `using`. */
@@ -88,9 +94,23 @@ export class Sequences implements Disposable {
   /** Frees the offsets on the device, and the layouts of blocks. */
   free(): void {
     this.offsets.free();
-    for (const blocks of this.#blocks.values()) blocks.free();
+    for (const { layout } of this.#blocks.values()) layout.free();
     this.#blocks.clear();
   }
+}
+
+/** cu_seqlens of sequences of these lengths. */
+function startsOf(lengths: readonly number[]): Int32Array {
+  for (const length of lengths)
+    if (!Number.isSafeInteger(length) || length < 0)
+      throw new UsageError(`a sequence length must be a whole number from 0, not ${length}`);
+  const starts = new Int32Array(lengths.length + 1);
+  lengths.forEach((length, i) => {
+    const next = starts[i] + length;
+    if (next > 2 ** 31 - 1) throw new UsageError(`a batch holds at most 2^31 - 1 tokens, not ${next}`);
+    starts[i + 1] = next;
+  });
+  return starts;
 }
 
 /** How many compressed blocks the first `length` tokens fill. */

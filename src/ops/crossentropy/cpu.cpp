@@ -34,27 +34,24 @@ inline float row_max(const float* row, int64_t n) {
 template <bool keep, class Row>
 inline RowSum row_sum(Row row, int64_t n) {
   const float top = row_max(row, n);
-  vec sums[4] = {};
-  const auto take = [&](vec& into, int64_t at) {
-    const vec e = exp(load(row + at) - splat(top));
-    if constexpr (keep) store(row + at, e);
-    into += e;
-  };
+  LaneSums sums;
   int64_t i = 0;
-  for (; i + 4 * kLanes <= n; i += 4 * kLanes)
-    for (int u = 0; u < 4; ++u) take(sums[u], i + u * kLanes);
-  for (; i + kLanes <= n; i += kLanes) take(sums[0], i);
+  for (; i + kLanes <= n; i += kLanes) {
+    const vec e = exp(load(row + i) - splat(top));
+    if constexpr (keep) store(row + i, e);
+    sums.add(e);
+  }
   if (i < n) {
     const vec e = exp(load_tail(row + i, n - i) - splat(top));
     if constexpr (keep) store_part(row + i, e, static_cast<int>(n - i));
-    sums[0] += e;
+    sums.add(e);
   }
-  return {top, sum((sums[0] + sums[1]) + (sums[2] + sums[3]))};
+  return {top, sums.total()};
 }
 
 // In float64: the difference of two large numbers is a small loss.
 inline float loss_of(RowSum s, float target_logit) {
-  return static_cast<float>(std::log(static_cast<double>(s.sum)) - (static_cast<double>(target_logit) - s.top));
+  return static_cast<float>(natural_log(s.sum) - (static_cast<double>(target_logit) - s.top));
 }
 
 template <class Body>
@@ -90,7 +87,7 @@ void crossentropy_forward(const float* logits, const int32_t* targets, float* lo
     const float* row = logits + t * vocab;
     const RowSum s = ignored ? RowSum{0.0f, 1.0f} : row_sum<false>(row, vocab);
     losses[t] = ignored ? 0.0f : loss_of(s, row[targets[t]]);
-    if (lse != nullptr) lse[t] = static_cast<float>(s.top + std::log(static_cast<double>(s.sum)));
+    if (lse != nullptr) lse[t] = static_cast<float>(s.top + natural_log(s.sum));
   });
 }
 

@@ -7,55 +7,37 @@ namespace {
 
 constexpr int64_t kFloats = 1 << 14;  // numbers of one partial sum
 
-// Half as many lanes as `vec`, so that their doubles fill one register.
-constexpr int kDoubles = kLanes / 2;
-typedef float narrow __attribute__((vector_size(kDoubles * sizeof(float))));
-typedef int32_t narrow_bits __attribute__((vector_size(kDoubles * sizeof(int32_t))));
-typedef double dvec __attribute__((vector_size(kDoubles * sizeof(double))));
-
 struct Sum {
   double squares;
   double non_finite;
 };
 
-struct Lanes {
-  dvec squares = {};
-  narrow_bits non_finite = {};
-
-  void take(const float* values, int64_t count) {
-    narrow v = {};
-    std::memcpy(&v, values, static_cast<size_t>(count) * sizeof(float));
-    const dvec wide = __builtin_convertvector(v, dvec);
-    squares += wide * wide;
-    narrow_bits bits;
-    std::memcpy(&bits, &v, sizeof(bits));
-    non_finite -= (bits & 0x7F800000) == 0x7F800000;  // a true lane is -1
-  }
-};
+typedef int32_t bits_of_round __attribute__((vector_size(kSquareLanes * sizeof(int32_t))));
 
 Sum partial_sum(const float* values, int64_t count) {
-  Lanes a, b, c, d;
+  SquareSums squares;
+  bits_of_round non_finite = {};
+  const auto take = [&](const float* p) {
+    squares.add(p);
+    bits_of_round bits;
+    std::memcpy(&bits, p, sizeof(bits));
+    non_finite -= (bits & 0x7F800000) == 0x7F800000;  // a true lane is -1
+  };
   int64_t i = 0;
-  for (; i + 4 * kDoubles <= count; i += 4 * kDoubles) {
-    a.take(values + i, kDoubles);
-    b.take(values + i + kDoubles, kDoubles);
-    c.take(values + i + 2 * kDoubles, kDoubles);
-    d.take(values + i + 3 * kDoubles, kDoubles);
+  for (; i + kSquareLanes <= count; i += kSquareLanes) take(values + i);
+  if (i < count) {
+    float rest[kSquareLanes] = {};
+    std::memcpy(rest, values + i, static_cast<size_t>(count - i) * sizeof(float));
+    take(rest);
   }
-  for (; i < count; i += kDoubles) a.take(values + i, count - i < kDoubles ? count - i : kDoubles);
-  const dvec squares = (a.squares + b.squares) + (c.squares + d.squares);
-  const narrow_bits non_finite = (a.non_finite + b.non_finite) + (c.non_finite + d.non_finite);
-  Sum sum{};
-  for (int lane = 0; lane < kDoubles; ++lane) {
-    sum.squares += squares[lane];
-    sum.non_finite += non_finite[lane];
-  }
+  Sum sum{squares.total(), 0};
+  for (int lane = 0; lane < kSquareLanes; ++lane) sum.non_finite += non_finite[lane];
   return sum;
 }
 
 struct Record {
   int64_t size, first_piece;
-  const float* values;
+  Address<const float> values;
 };
 
 struct Piece {

@@ -243,7 +243,9 @@ void matrix_products(const float* a, const float* b, const float* c, float* d, i
     if (c == nullptr && alpha == 1.0f) return;
     const float* added = c == nullptr ? nullptr : c + i * m * n;
     parallel_chunks(m * n, 1 << 15, [&](int64_t begin, int64_t end) {
-      for (int64_t j = begin; j < end; ++j) out[j] = multiply_add(alpha, out[j], added == nullptr ? 0.0f : beta * added[j]);
+      each_vector(begin, end, [&](int64_t j, auto get, auto put) {
+        put(out + j, multiply_add(splat(alpha), get(out + j), added == nullptr ? vec{} : splat(beta) * get(added + j)));
+      });
     });
   };
   // Threads share out small products, and the rows of large ones.

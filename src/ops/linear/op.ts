@@ -87,13 +87,15 @@ export function stackedLinear(
     const dy = tape.gradient(y);
     if (!dy) return;
     const dx = tape.gradientTarget(x);
-    const gradient = Tensor.empty(tape.device, [outputs, inputs]);
-    const whole = { gradient, accumulate: false };
+    const isTrained = parts.some((part) => tape.tracks(part));
+    const whole = isTrained ? { gradient: Tensor.empty(tape.device, [outputs, inputs]), accumulate: false } : null;
     if (fp8) fp8.backward(dy, dx, whole, largest?.isKnown ? largest.scale : null);
     else {
       if (dx) linearInputGradient(tape.device, dy, stacked, dx);
-      linearWeightGradient(tape.device, dy, x, whole);
+      if (whole) linearWeightGradient(tape.device, dy, x, whole);
     }
+    if (!whole) return;
+    const { gradient } = whole;
     let first = 0;
     for (const part of parts) {
       const own = gradient.rows(first, first + part.shape[0]);
@@ -107,6 +109,52 @@ export function stackedLinear(
   fp8?.drop(tape);
   if (largest) tape.drop(largest.scale);
   return y;
+}
+
+/**
+ * `y` [rows, outputs] with the outputs of a layer added to its columns from `from` on: `x` [rows, inputs], `weight`
+ * [columns, inputs] of x's dtype. Drops `y`. The other columns are a product with zeros, which is cheap where `inputs` is
+ * small. `computesResult`: see `linear`.
+ */
+export function addLinearColumns(
+  tape: Tape,
+  x: Tensor,
+  weight: Tensor,
+  y: Tensor,
+  from: number,
+  computesResult = true,
+): Tensor {
+  const { device } = tape;
+  const [rows, outputs] = expectFloats('addLinearColumns: y', y, [-1, -1]);
+  const [columns, inputs] = expectShape('addLinearColumns: weight', weight, [-1, -1], x.dtype);
+  expectShape('addLinearColumns: x', x, [rows, inputs], y.dtype);
+  const isWhole = from === 0 && columns === outputs;
+  const placed = isWhole ? weight : tape.zeros([outputs, inputs], x.dtype);
+  if (!isWhole) placed.rows(from, from + columns).copyFrom(weight);
+  const out = tape.empty([rows, outputs], y.dtype);
+  if (computesResult) device.kernels(kernels).linear_forward(x, placed, out, rows, outputs, inputs, 0, y);
+  tape.record([x, weight, y], [out], [x, placed], () => {
+    const dOut = tape.gradient(out);
+    if (!dOut) return;
+    tape.passGradient(out, y, (into, value) => addInto(device, into, value));
+    const dx = tape.gradientTarget(x);
+    if (dx) linearInputGradient(device, dOut, placed, dx);
+    const target = tape.gradientTarget(weight);
+    if (!target) return;
+    if (isWhole) {
+      linearWeightGradient(device, dOut, x, target);
+      return;
+    }
+    const whole = Tensor.empty(device, [outputs, inputs]);
+    linearWeightGradient(device, dOut, x, { gradient: whole, accumulate: false });
+    const own = whole.rows(from, from + columns);
+    if (target.accumulate) addInto(device, target.gradient, own);
+    else target.gradient.copyFrom(own);
+    whole.free();
+  });
+  tape.drop(y);
+  if (!isWhole) tape.drop(placed);
+  return out;
 }
 
 /** y = x wᵀ into given memory, outside any tape. */

@@ -62,8 +62,13 @@ export class PackedMatrix extends Tensor<'f32'> {
   /** The values of a tensor f32 [outputs, inputs]. */
   static of(tensor: Tensor, type: 'f32' | 'int8' = 'f32'): PackedMatrix {
     const matrix = new PackedMatrix(tensor.device, tensor.shape, type);
-    matrix.#pack({ source: tensor, held: 'f32', first: 0, rows: tensor.shape[0] });
+    matrix.pack(tensor);
     return matrix;
+  }
+
+  /** Takes the values of a tensor f32 of its shape; the type must be f32 or int8. */
+  pack(tensor: Tensor): void {
+    this.#pack({ source: tensor, held: 'f32', first: 0, rows: tensor.shape[0] });
   }
 
   /**

@@ -12,10 +12,10 @@ constexpr float kNormEpsilon = 1e-7f;
 
 struct Record {
   int64_t size, first_piece;
-  float* value;
-  const float* grad;
-  float* momentum;
-  void* rounded;  // the bf16 copy that a GPU computes with; here nothing reads one
+  Address<float> value;
+  Address<const float> grad;
+  Address<float> momentum;
+  Address<void> rounded;  // the bf16 copy that a GPU computes with; here nothing reads one
   double weight_decay, scale;
 };
 
@@ -29,7 +29,7 @@ struct Scalars {
 };
 
 // Nesterov: the average as it will be after one more gradient like this one.
-inline float look_ahead(float momentum, float rest, float average, float grad) {
+inline vec look_ahead(vec momentum, vec rest, vec average, vec grad) {
   return multiply_add(momentum, average, rest * grad);
 }
 
@@ -43,21 +43,25 @@ extern "C" {
 // is NaN.
 void muon_momentum(const Record* records, const Piece* pieces, const float* factor, double* partials, float* norms,
                    int64_t matrices, int64_t piece_count, float momentum) {
-  const float scale = factor[0], rest = 1.0f - momentum;
+  const float scale = factor[0];
+  const vec kept = splat(momentum), fresh = splat(1.0f - momentum);
   if (std::isnan(scale)) return;
   parallel(piece_count, [&](int64_t p) {
     const Record& r = records[pieces[p].record];
     const int64_t begin = pieces[p].index * kFloats, count = count_of(r, begin);
     const float* __restrict grad = r.grad + begin;
     float* __restrict average = r.momentum + begin;
-    double squares = 0;
-    for (int64_t i = 0; i < count; ++i) {
-      const float g = grad[i] * scale;
-      average[i] = multiply_add(momentum, average[i], rest * g);
-      const double ahead = look_ahead(momentum, rest, average[i], g);
-      squares += ahead * ahead;
+    SquareSums squares;
+    for (int64_t i = 0; i < count; i += kSquareLanes) {
+      float ahead[kSquareLanes] = {};
+      each_vector(i, std::min(i + kSquareLanes, count), [&](int64_t j, auto get, auto put) {
+        const vec g = get(grad + j) * splat(scale), mean = multiply_add(kept, get(average + j), fresh * g);
+        put(average + j, mean);
+        put(ahead + (j - i), look_ahead(kept, fresh, mean, g));
+      });
+      squares.add(ahead);
     }
-    partials[p] = squares;
+    partials[p] = squares.total();
   });
   for (int64_t m = 0; m < matrices; ++m) {
     const int64_t first = records[m].first_piece, count = (records[m].size + kFloats - 1) / kFloats;
@@ -70,7 +74,7 @@ void muon_momentum(const Record* records, const Piece* pieces, const float* fact
 // x [matrices of the batch][size] = direction / norm
 void muon_direction(const Record* records, const Piece* pieces, const float* factor, const float* norms, float* x,
                     int64_t first_matrix, int64_t first_piece, int64_t piece_count, float momentum) {
-  const float scale = factor[0], rest = 1.0f - momentum;
+  const vec scale = splat(factor[0]), kept = splat(momentum), fresh = splat(1.0f - momentum);
   parallel(piece_count, [&](int64_t p) {
     const Piece& piece = pieces[first_piece + p];
     const Record& r = records[piece.record];
@@ -78,8 +82,10 @@ void muon_direction(const Record* records, const Piece* pieces, const float* fac
     const float* __restrict grad = r.grad + begin;
     const float* __restrict average = r.momentum + begin;
     float* __restrict to = x + (piece.record - first_matrix) * r.size + begin;
-    for (int64_t i = 0; i < count; ++i)
-      to[i] = look_ahead(momentum, rest, average[i], grad[i] * scale) * norms[piece.record];
+    const vec norm = splat(norms[piece.record]);
+    each_vector(0, count, [&](int64_t i, auto get, auto put) {
+      put(to + i, look_ahead(kept, fresh, get(average + i), get(grad + i) * scale) * norm);
+    });
   });
 }
 
@@ -95,7 +101,10 @@ void muon_update(const Record* records, const Piece* pieces, const Scalars* scal
     const float shrink = static_cast<float>(scalars->matrix_rate * r.weight_decay);
     const float* __restrict from = x + (piece.record - first_matrix) * r.size + begin;
     float* __restrict value = r.value + begin;
-    for (int64_t i = 0; i < count; ++i) value[i] -= multiply_add(step, from[i], shrink * value[i]);
+    each_vector(0, count, [&](int64_t i, auto get, auto put) {
+      const vec x = get(value + i);
+      put(value + i, x - multiply_add(splat(step), get(from + i), splat(shrink) * x));
+    });
   });
 }
 }

@@ -40,10 +40,7 @@ void mul(const float* a, const float* b, float* y, int64_t count, int64_t inner,
 // y[r] (+)= sum over a row of a * b.
 void row_dot(const float* a, const float* b, float* y, int64_t rows, int64_t inner, int64_t accumulate) {
   each_row(rows, inner, [&](int64_t r) {
-    vec products = {};
-    each_vector(r * inner, (r + 1) * inner,
-                [&](int64_t i, auto get, auto) { products = multiply_add(get(a + i), get(b + i), products); });
-    y[r] = sum(products) + (accumulate ? y[r] : 0.0f);
+    y[r] = dot(a + r * inner, b + r * inner, inner) + (accumulate ? y[r] : 0.0f);
   });
 }
 
@@ -57,7 +54,7 @@ void exp_forward(const float* x, float* y, int64_t count) {
 
 void log_forward(const float* x, float* y, int64_t count) {
   parallel_chunks(count, kFloats, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) y[i] = std::log(x[i]);
+    for (int64_t i = begin; i < end; ++i) y[i] = static_cast<float>(natural_log(x[i]));
   });
 }
 

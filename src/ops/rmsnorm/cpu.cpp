@@ -1,6 +1,5 @@
 // RMSNorm, forward and backward. The forward keeps 1/rms of every row for the backward.
-#include "runtime.h"
-#include "simd.h"
+#include "rows.h"
 
 namespace {
 constexpr int64_t kRows = 16;          // rows of one task
@@ -15,14 +14,9 @@ void rmsnorm_forward(const float* x, const float* weight, float* y, float* inver
     for (int64_t r = begin; r < end; ++r) {
       const float* xr = x + r * dim;
       float* yr = y + r * dim;
-      vec squares = {};
-      int64_t i = 0;
-      for (; i + kLanes <= dim; i += kLanes) squares = multiply_add(load(xr + i), load(xr + i), squares);
-      float total = sum(squares);
-      for (; i < dim; ++i) total = multiply_add(xr[i], xr[i], total);
-      const float scale = 1.0f / std::sqrt(total / static_cast<float>(dim) + epsilon);
+      const float scale = 1.0f / std::sqrt(dot(xr, xr, dim) / static_cast<float>(dim) + epsilon);
       inverse_rms[r] = scale;
-      for (i = 0; i < dim; ++i) yr[i] = xr[i] * scale * weight[i];
+      for (int64_t i = 0; i < dim; ++i) yr[i] = xr[i] * scale * weight[i];
     }
   });
 }
@@ -38,19 +32,17 @@ void rmsnorm_backward(const float* x, const float* weight, const float* inverse_
       const float* xr = x + r * dim;
       const float* dyr = dy + r * dim;
       const float scale = inverse_rms[r];
-      vec products = {};
-      int64_t i = 0;
-      for (; i + kLanes <= dim; i += kLanes) products = multiply_add(load(dyr + i) * load(weight + i), load(xr + i), products);
-      float inner = sum(products);
-      for (; i < dim; ++i) inner = multiply_add(dyr[i] * weight[i], xr[i], inner);
-      const float shrink = inner * scale * scale * scale / static_cast<float>(dim);
-      for (i = 0; i < dim; ++i) sums[i] = multiply_add(dyr[i] * xr[i], scale, sums[i]);
-      if (dx == nullptr) continue;
-      float* dxr = dx + r * dim;
-      if (accumulate_dx)
-        for (i = 0; i < dim; ++i) dxr[i] += multiply_add(dyr[i] * weight[i], scale, -(xr[i] * shrink));
-      else
-        for (i = 0; i < dim; ++i) dxr[i] = multiply_add(dyr[i] * weight[i], scale, -(xr[i] * shrink));
+      LaneSums products;
+      each_vector(0, dim, [&](int64_t i, auto get, auto) { products.add_products(get(dyr + i) * get(weight + i), get(xr + i)); });
+      const float shrink = products.total() * scale * scale * scale / static_cast<float>(dim);
+      float* dxr = dx == nullptr ? nullptr : dx + r * dim;
+      each_vector(0, dim, [&](int64_t i, auto get, auto put) {
+        const vec slope = get(dyr + i), value = get(xr + i);
+        put(sums + i, multiply_add(slope * value, splat(scale), get(sums + i)));
+        if (dxr == nullptr) return;
+        const vec back = multiply_add(slope * get(weight + i), splat(scale), -(value * splat(shrink)));
+        put(dxr + i, accumulate_dx ? get(dxr + i) + back : back);
+      });
     }
   });
   if (d_weight == nullptr) return;

@@ -10,49 +10,65 @@
 namespace {
 constexpr int64_t kTokens = 64;  // tokens of one task
 
+inline dvec all(double x) { return x - dvec{}; }
+
 // factors[0] + x factors[1] + x² factors[2] + ...
 template <int count>
-inline double polynomial(double x, const double (&factors)[count]) {
-  double value = factors[count - 1];
+inline dvec polynomial(dvec x, const double (&factors)[count]) {
+  dvec value = all(factors[count - 1]);
 #pragma GCC unroll 8
-  for (int i = count - 2; i >= 0; --i) value = multiply_add(value, x, factors[i]);
+  for (int i = count - 2; i >= 0; --i) value = multiply_add(value, x, all(factors[i]));
   return value;
+}
+
+// -x where bit 1 of `quadrant` is set.
+inline dvec signed_by(dvec x, lvec quadrant) {
+  lvec bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  bits ^= (quadrant & 2) << 62;
+  std::memcpy(&x, &bits, sizeof(x));
+  return x;
 }
 
 // The series of sin(x)/x and of cos(x) in x².
 constexpr double kSine[] = {1, -1.0 / 6, 1.0 / 120, -1.0 / 5040, 1.0 / 362880, -1.0 / 39916800};
 constexpr double kCosine[] = {1, -0.5, 1.0 / 24, -1.0 / 720, 1.0 / 40320, -1.0 / 3628800, 1.0 / 479001600};
 
-// amplitude times cosine and sine of position * frequency, right to float32 for angles up to 2^20, without branches: the compiler
-// vectorises it. Reduced by multiples of pi/2 in two parts (the first has 33 bits, so its product is exact).
+// amplitude times cosine and sine of position * frequency, right to float32 for angles up to 2^20. Reduced by multiples of pi/2 in
+// two parts (the first has 33 bits, so its product is exact). Writes up to kDoubles - 1 numbers past the last.
 void cosines_sines(float position, const float* frequency, float amplitude, int64_t half, float* __restrict cosines,
                    float* __restrict sines) {
   constexpr double kTwoOverPi = 0.63661977236758134308, kHigh = 1.57079632673412561417e+00,
                    kLow = 6.07710050650619224932e-11;
-  for (int64_t j = 0; j < half; ++j) {
-    const float angle = position * frequency[j];
-    const double x = angle;
-    const double turns = std::floor(multiply_add(x, kTwoOverPi, 0.5));
-    const double r = multiply_add(-turns, kLow, multiply_add(-turns, kHigh, x));
-    const double r2 = r * r;
-    const double s = r * polynomial(r2, kSine), c = polynomial(r2, kCosine);
-    const double quadrant = turns - 4 * std::floor(turns * 0.25);
-    const bool odd = (quadrant == 1) | (quadrant == 3);
-    const double sine = odd ? c : s, cosine = odd ? s : c;
-    sines[j] = amplitude * static_cast<float>(quadrant >= 2 ? -sine : sine);
-    cosines[j] = amplitude * static_cast<float>(((quadrant == 1) | (quadrant == 2)) ? -cosine : cosine);
+  constexpr double kMagic = 6755399441055744.0;  // 1.5 * 2^52: adding it rounds to an integer in the low mantissa bits
+  for (int64_t j = 0; j < half; j += kDoubles) {
+    float angles[kDoubles] = {};
+    std::memcpy(angles, frequency + j, sizeof(float) * std::min<int64_t>(kDoubles, half - j));
+    for (float& angle : angles) angle = position * angle;
+    const dvec x = widened(angles);
+    const dvec shifted = multiply_add(x, all(kTwoOverPi), all(kMagic)), turns = shifted - all(kMagic);
+    const dvec r = multiply_add(-turns, all(kLow), multiply_add(-turns, all(kHigh), x));
+    const dvec r2 = r * r;
+    const dvec s = r * polynomial(r2, kSine), c = polynomial(r2, kCosine);
+    lvec quadrant;
+    std::memcpy(&quadrant, &shifted, sizeof(quadrant));
+    const lvec odd = (quadrant & 1) != 0;
+    const narrow_vec sine = __builtin_convertvector(signed_by(odd ? c : s, quadrant), narrow_vec) * amplitude;
+    const narrow_vec cosine = __builtin_convertvector(signed_by(odd ? s : c, quadrant + 1), narrow_vec) * amplitude;
+    std::memcpy(sines + j, &sine, sizeof(sine));
+    std::memcpy(cosines + j, &cosine, sizeof(cosine));
   }
 }
 
 template <bool add>
 void rotate_head(const float* __restrict from, float* __restrict to, const float* cosines, const float* sines,
                  int64_t half, float direction) {
-  for (int64_t j = 0; j < half; ++j) {
-    const float a = from[j], b = from[j + half], c = cosines[j], s = direction * sines[j];
-    const float x = multiply_add(a, c, -(b * s)), y = multiply_add(b, c, a * s);
-    to[j] = add ? to[j] + x : x;
-    to[j + half] = add ? to[j + half] + y : y;
-  }
+  each_vector(0, half, [&](int64_t j, auto get, auto put) {
+    const vec a = get(from + j), b = get(from + j + half), c = get(cosines + j), s = splat(direction) * get(sines + j);
+    const vec x = multiply_add(a, c, -(b * s)), y = multiply_add(b, c, a * s);
+    put(to + j, add ? get(to + j) + x : x);
+    put(to + j + half, add ? get(to + j + half) + y : y);
+  });
 }
 
 template <bool add>
@@ -91,8 +107,8 @@ void for_each_part(const int32_t* offsets, const int32_t* starts, int64_t sequen
   int64_t longest = 0;
   for (int64_t p = 0; p < count; ++p) longest = std::max(longest, parts[p].size / 2);
   parallel_chunks(tokens, kTokens, [&](int64_t begin, int64_t end) {
-    float* cosines = scratch<float>(0, longest + 1);
-    float* sines = scratch<float>(1, longest + 1);
+    float* cosines = scratch<float>(0, longest + kDoubles);
+    float* sines = scratch<float>(1, longest + kDoubles);
     int64_t sequence = std::upper_bound(offsets, offsets + sequences + 1, begin) - offsets - 1;
     for (int64_t t = begin; t < end; ++t) {
       while (offsets[sequence + 1] <= t) ++sequence;

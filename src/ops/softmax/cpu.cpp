@@ -9,20 +9,19 @@ void softmax_forward(const float* x, float* y, int64_t rows, int64_t width) {
     float* to = y + r * width;
     float top = from[0];
     for (int64_t i = 1; i < width; ++i) top = top > from[i] ? top : from[i];
-    vec sums = {};
+    LaneSums sums;
     int64_t i = 0;
     for (; i + kLanes <= width; i += kLanes) {
       const vec power = exp(load(from + i) - splat(top));
       store(to + i, power);
-      sums += power;
+      sums.add(power);
     }
-    float total = sum(sums);
-    if (i < width) {
-      const int rest = static_cast<int>(width - i);
+    const int rest = static_cast<int>(width - i);
+    if (rest > 0) {
       store_part(to + i, exp(load_part(from + i, rest) - splat(top)), rest);
-      for (int k = 0; k < rest; ++k) total += to[i + k];
+      sums.add(load_part(to + i, rest));
     }
-    const float inverse = 1.0f / total;
+    const float inverse = 1.0f / sums.total();
     for (i = 0; i < width; ++i) to[i] *= inverse;
   });
 }
@@ -30,12 +29,8 @@ void softmax_forward(const float* x, float* y, int64_t rows, int64_t width) {
 void softmax_backward(const float* y, const float* dy, float* dx, int64_t rows, int64_t width, int64_t accumulate) {
   each_row(rows, width, [&](int64_t r) {
     const int64_t at = r * width;
-    vec products = {};
-    int64_t i = 0;
-    for (; i + kLanes <= width; i += kLanes) products = multiply_add(load(y + at + i), load(dy + at + i), products);
-    float inner = sum(products);
-    for (; i < width; ++i) inner = multiply_add(y[at + i], dy[at + i], inner);
-    for (i = at; i < at + width; ++i) {
+    const float inner = dot(y + at, dy + at, width);
+    for (int64_t i = at; i < at + width; ++i) {
       const float slope = y[i] * (dy[i] - inner);
       dx[i] = accumulate ? dx[i] + slope : slope;
     }

@@ -7,9 +7,9 @@ extern "C" {
 void sum_rows(const float* x, float* y, int64_t count, int64_t width, float factor) {
   each_row((count + width - 1) / width, width, [&](int64_t r) {
     const int64_t last = (r + 1) * width < count ? (r + 1) * width : count;
-    vec sums = {};
-    each_vector(r * width, last, [&](int64_t i, auto get, auto) { sums += get(x + i); });
-    y[r] = factor * sum(sums);
+    LaneSums sums;
+    each_vector(r * width, last, [&](int64_t i, auto get, auto) { sums.add(get(x + i)); });
+    y[r] = factor * sums.total();
   });
 }
 

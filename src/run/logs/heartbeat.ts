@@ -121,7 +121,7 @@ const WINDOW_BYTES = [64 * 1024, 1024 * 1024, 16 * 1024 * 1024];
 const CHUNK_BYTES = 1024 * 1024;
 const NEWLINE = 0x0a;
 /** Shorter lines lack a required field; a file of garbage has millions of them. */
-const MIN_LINE_BYTES = 40;
+export const MIN_LINE_BYTES = 40;
 
 /**
  * The last `count` heartbeats, oldest first. Reads only the end of the file, however long it is. A missing file has none;

@@ -176,9 +176,13 @@ export class Sink implements RecordSink {
   /** Tries once more; what cannot be written then is dropped. Never throws. */
   close(): void {
     this.#drain();
-    this.#drops += this.#pending.length;
+    if (this.#pending.length > 0) {
+      this.#drops += this.#pending.length;
+      this.#onProblem(`${this.#target.path}: ${this.#drops} records were lost`);
+    }
     this.#pending = [];
     this.#pendingBytes = 0;
+    this.#failures = 0; // a file that can be closed is not one that can be written again
     this.#attempt(() => this.#target.close());
   }
 

@@ -83,11 +83,13 @@ test('records beyond the memory limit are dropped, oldest first, and counted', (
 
 test('closing during an outage counts what is lost', () => {
   const target = new Target();
-  const sink = new Sink(target, { now: target.now });
+  const problems: string[] = [];
+  const sink = new Sink(target, { now: target.now, onProblem: (text) => problems.push(text) });
   target.failure = new Error('full');
   sink.write(record('a'));
   sink.write(record('b'));
   expect(sink.flush()).toBe(false);
   sink.close();
   expect([sink.drops, target.closed]).toEqual([2, true]);
+  expect(problems).toEqual([expect.stringContaining('full'), '/run/log: 2 records were lost']);
 });

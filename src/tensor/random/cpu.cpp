@@ -2,6 +2,7 @@
 // correctly are used, and no fused multiply-adds, which TypeScript does not have.
 //
 // A batch of blocks is made at a time, step by step in loops of equal iterations, so that they become vector code.
+#include "logarithm.h"
 #include "runtime.h"
 
 #include <cmath>
@@ -39,25 +40,6 @@ void philox(uint64_t seed, uint64_t stream, uint64_t first, Words& out) {
   }
 }
 
-// log(x) = e log 2 + 2 artanh((m-1)/(m+1)) for x = m 2^e, m near 1. For normal numbers above 0.
-inline double logarithm(double x) {
-  uint64_t bits;
-  std::memcpy(&bits, &x, sizeof(bits));
-  const double exponent = static_cast<double>(static_cast<int32_t>(bits >> 52) - 1023);
-  const uint64_t of_mantissa = (bits & 0xFFFFFFFFFFFFFull) | 0x3FF0000000000000ull;
-  double m;
-  std::memcpy(&m, &of_mantissa, sizeof(m));
-  const bool high = m > 1.4142135623730951;
-  const double mantissa = high ? m * 0.5 : m;
-  const double e = high ? exponent + 1 : exponent;
-  const double t = (mantissa - 1) / (mantissa + 1);
-  const double t2 = t * t;
-  double series = 1.0 / 23;
-#pragma GCC unroll 16
-  for (int odd = 21; odd >= 1; odd -= 2) series = series * t2 + 1.0 / odd;
-  return e * 0.6931471805599453 + 2 * t * series;
-}
-
 inline double cosine(double x) {
   const double x2 = x * x;
   double series = 1;
@@ -80,7 +62,7 @@ inline double wide(uint32_t small) { return static_cast<double>(static_cast<int3
 void normal_pairs(const Words& words, double* x, double* y) {
   for (int i = 0; i < kBatch; ++i) {
     const double unit = (wide(words.w[0][i] >> 5) * 67108864.0 + wide(words.w[1][i] >> 6) + 1) * 0x1p-53;
-    const double radius = std::sqrt(-2 * logarithm(unit));
+    const double radius = std::sqrt(-2 * log_of_normal(unit));
     const double inside = (wide(words.w[2][i] & 0x3FFFFFFFu) * 4194304.0 + wide(words.w[3][i] >> 10)) * 0x1p-52 - 0.5;
     const double angle = inside * (3.141592653589793 / 2);
     const double c = cosine(angle), s = sine(angle);

@@ -1,7 +1,9 @@
 /** Preflight checks of machine, GPU, environment and config: green, yellow or red, with a remedy. */
+
 import { type LoadOptions, loadConfig, type ResolvedConfig } from '../../config/load.js';
 import type { Environment } from '../../environment.js';
 import { UsageError } from '../../errors.js';
+import { modelLayer } from '../../infer/model-layer.js';
 import { configRows } from './config.js';
 import { gpuMemoryMib, gpuRows } from './gpu.js';
 import { environmentRows, machineRows, rankRows } from './machine.js';
@@ -24,7 +26,7 @@ export async function diagnose(env: Environment, asked: LoadOptions | null): Pro
 async function rowsOf(asked: LoadOptions): Promise<DoctorRow[]> {
   let resolved: ResolvedConfig;
   try {
-    resolved = loadConfig(asked);
+    resolved = loadConfig({ modelLayer, ...asked });
   } catch (error) {
     if (!(error instanceof UsageError)) throw error;
     return error.message.split('\n').map((line) => fail('config', 'does not hold', line));

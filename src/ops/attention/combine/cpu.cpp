@@ -4,15 +4,6 @@
 
 namespace {
 constexpr int64_t kRows = 128;  // rows of one task
-
-inline float dot(const float* a, const float* b, int64_t size) {
-  vec products = {};
-  int64_t i = 0;
-  for (; i + kLanes <= size; i += kLanes) products = multiply_add(load(a + i), load(b + i), products);
-  float total = sum(products);
-  for (; i < size; ++i) total = multiply_add(a[i], b[i], total);
-  return total;
-}
 }  // namespace
 
 extern "C" {
@@ -21,9 +12,10 @@ void combine_forward(const float* gates, const float* cmp, const float* sel, con
                      int64_t rows, int64_t size) {
   parallel_chunks(rows, kRows, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
-      const float a = gates[3 * r], b = gates[3 * r + 1], c = gates[3 * r + 2];
-      for (int64_t i = r * size; i < (r + 1) * size; ++i)
-        out[i] = multiply_add(c, win[i], multiply_add(a, cmp[i], b * sel[i]));
+      const vec a = splat(gates[3 * r]), b = splat(gates[3 * r + 1]), c = splat(gates[3 * r + 2]);
+      each_vector(r * size, (r + 1) * size, [&](int64_t i, auto get, auto put) {
+        put(out + i, multiply_add(c, get(win + i), multiply_add(a, get(cmp + i), b * get(sel + i))));
+      });
     }
   });
 }
@@ -47,11 +39,11 @@ void combine_backward_branch(const float* d_out, const float* gates, float* __re
                              int64_t rows, int64_t size, int64_t accumulate) {
   parallel_chunks(rows, kRows, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
-      const float gate = gates[3 * r + b];
-      if (accumulate)
-        for (int64_t i = r * size; i < (r + 1) * size; ++i) d_branch[i] = multiply_add(gate, d_out[i], d_branch[i]);
-      else
-        for (int64_t i = r * size; i < (r + 1) * size; ++i) d_branch[i] = gate * d_out[i];
+      const vec gate = splat(gates[3 * r + b]);
+      each_vector(r * size, (r + 1) * size, [&](int64_t i, auto get, auto put) {
+        const vec slope = get(d_out + i);
+        put(d_branch + i, accumulate ? multiply_add(gate, slope, get(d_branch + i)) : gate * slope);
+      });
     }
   });
 }

@@ -70,7 +70,7 @@ inline void add_row(Sums& sums, const float* gates) {
   double share[3], entropy = 0;
   for (int b = 0; b < 3; ++b) {
     share[b] = total == 0 ? 1.0 / 3 : gates[b] / total;
-    if (share[b] != 0) entropy -= share[b] * std::log(static_cast<float>(share[b]));
+    if (share[b] != 0) entropy -= share[b] * natural_log(static_cast<float>(share[b]));
   }
   double most = share[0];
   for (int b = 1; b < 3; ++b)

@@ -35,6 +35,86 @@ struct Overlap {
   }
 };
 
+// With fewer heads than this most lanes are empty: the numbers of a key fill them better, one head at a time.
+constexpr int64_t kFewHeads = 4;
+
+// Importance of the blocks that one token of one group chose: in all, and by head.
+struct Importance {
+  const Sparse& sparse;
+  const Pooling& pooling;
+  int64_t h, dk, key_stride;
+  float scale;
+  int64_t lanes = pad(h), places = pad(sparse.count * pooling.weights);
+  float* query = scratch<float>(kQuery, dk * lanes);  // [dk][lanes], a head in each lane
+  float* scores = scratch<float>(kScores, std::max(pooling.weights * lanes, 2 * places));
+  float* log_sums = scratch<float>(kRows, lanes + sparse.count * (1 + lanes));
+  float *all = log_sums + lanes, *of_head = all + sparse.count;  // [count], [count][lanes]
+
+  Importance(const Sparse& sparse, const Pooling& pooling, const Shape& shape)
+      : sparse(sparse),
+        pooling(pooling),
+        h(shape.per_group()),
+        dk(shape.dk),
+        key_stride(shape.groups * shape.dk),
+        scale(shape.scale() * kLog2E) {
+    std::memset(query, 0, sizeof(float) * dk * lanes);
+    // A lane without a head has probability 0.
+    std::fill(log_sums, log_sums + lanes, std::numeric_limits<float>::infinity());
+  }
+
+  // `q` [h][dk] and `lse` [h] of the token; `keys`: those of its sequence and group.
+  void compute(const float* q, const float* lse, const float* keys, int64_t t, const int32_t* blocks, Chosen chosen) {
+    for (int64_t r = 0; r < h; ++r) log_sums[r] = lse[r] * kLog2E;
+    std::fill(all, all + sparse.count, 0.0f);
+    if (h < kFewHeads)
+      for (int64_t r = 0; r < h; ++r) add_head(q + r * dk, r, keys, t, blocks, chosen);
+    else
+      add_heads(q, keys, t, blocks, chosen);
+  }
+
+ private:
+  // The scores of all blocks together, so that one vector holds several.
+  void add_head(const float* q, int64_t r, const float* keys, int64_t t, const int32_t* blocks, Chosen chosen) {
+    float* weights = scores + places;
+    std::fill(scores, scores + 2 * places, 0.0f);
+    for (int64_t n = chosen.begin; n < chosen.end; ++n) {
+      const Overlap overlap(sparse, pooling, t, blocks[n]);
+      for (int64_t i = overlap.begin; i < overlap.end; ++i) {
+        scores[n * pooling.weights + i] = dot(q, keys + (overlap.first + i) * key_stride, dk) * scale;
+        weights[n * pooling.weights + i] = pooling.weight[i];
+      }
+    }
+    for (int64_t i = 0; i < places; i += kLanes)
+      store(scores + i, load(weights + i) * exp2(load(scores + i) - splat(log_sums[r])));
+    for (int64_t n = chosen.begin; n < chosen.end; ++n) {
+      const Overlap overlap(sparse, pooling, t, blocks[n]);
+      float weighted = 0;
+      for (int64_t i = overlap.begin; i < overlap.end; ++i) weighted += scores[n * pooling.weights + i];
+      of_head[n * lanes + r] = weighted;
+      all[n] += weighted;
+    }
+  }
+
+  void add_heads(const float* q, const float* keys, int64_t t, const int32_t* blocks, Chosen chosen) {
+    for (int64_t r = 0; r < h; ++r)
+      for (int64_t c = 0; c < dk; ++c) query[c * lanes + r] = q[r * dk + c] * scale;
+    for (int64_t n = chosen.begin; n < chosen.end; ++n) {
+      const Overlap overlap(sparse, pooling, t, blocks[n]);
+      const int64_t count = std::max<int64_t>(overlap.end - overlap.begin, 0);
+      const float* first = keys + (overlap.first + overlap.begin) * key_stride;
+      multiply<Into::kOverwrite>(count, first, key_stride, 1, query, lanes, scores, lanes, dk, lanes);
+      for (int64_t c = 0; c < lanes; c += kLanes) {
+        vec weighted = {};
+        for (int64_t i = 0; i < count; ++i)
+          weighted = multiply_add(splat(pooling.weight[overlap.begin + i]),
+                                  exp2(load(scores + i * lanes + c) - load(log_sums + c)), weighted);
+        store(of_head + n * lanes + c, weighted);
+      }
+      for (int64_t c = 0; c < lanes; c += kSumLanes) all[n] += sum_lanes(of_head + n * lanes + c);
+    }
+  }
+};
+
 }  // namespace
 
 extern "C" {
@@ -51,18 +131,13 @@ void scorer_loss_forward(const float* q, const float* k_cmp, const float* lse_cm
   const Sparse sparse = {l, d, block, count, init, local, largest, chunked};
   const Pooling pooling(sparse);
   const int64_t h = shape.per_group(), lanes = pad(h);
-  const float scale = shape.scale() * kLog2E;
   float* losses = scratch<float>(kDelta, in.tokens() * groups);
   for_each_tile(in, tile_tokens(shape), [&](int64_t s, int64_t g, int64_t tile) {
     const int64_t size = tile_tokens(shape), token0 = offsets[s];
     const int64_t t0 = tile * size, t1 = std::min(t0 + size, offsets[s + 1] - token0);
-    float* query = scratch<float>(kQuery, dk * lanes);  // [dk][lanes], a head in each lane
-    float* scores = scratch<float>(kScores, pooling.weights * lanes);
-    float* log_sums = scratch<float>(kRows, lanes + count * (1 + lanes));
-    float *importance = log_sums + lanes, *of_head = importance + count;  // [count], [count][lanes]
-    std::memset(query, 0, sizeof(float) * dk * lanes);
-    // A lane without a head has probability 0.
-    std::fill(log_sums, log_sums + lanes, std::numeric_limits<float>::infinity());
+    const float* keys = k_cmp + (key_offsets[s] * groups + g) * dk;
+    Importance of(sparse, pooling, shape);
+    const float *importance = of.all, *of_head = of.of_head;
     for (int64_t t = t0; t < t1; ++t) {
       const int64_t at = (token0 + t) * groups + g, row = (token0 + t) * heads + g * h;
       const int32_t* blocks = selected + at * count;
@@ -75,30 +150,13 @@ void scorer_loss_forward(const float* q, const float* k_cmp, const float* lse_cm
       for (int64_t n = chosen.begin; n < chosen.end; ++n) shares += share[n];
       // Shares of 0: the forced blocks have all attention, within rounding.
       if (chosen.count() < 2 || !(shares > 0)) continue;
-      for (int64_t r = 0; r < h; ++r) {
-        log_sums[r] = lse_cmp[row + r] * kLog2E;
-        for (int64_t c = 0; c < dk; ++c) query[c * lanes + r] = q[(row + r) * dk + c] * scale;
-      }
+      of.compute(q + row * dk, lse_cmp + row, keys, t, blocks, chosen);
       float all = 0;
-      for (int64_t n = chosen.begin; n < chosen.end; ++n) {
-        const Overlap overlap(sparse, pooling, t, blocks[n]);
-        const int64_t keys = std::max<int64_t>(overlap.end - overlap.begin, 0);
-        const float* first = k_cmp + ((key_offsets[s] + overlap.first + overlap.begin) * groups + g) * dk;
-        multiply<Into::kOverwrite>(keys, first, groups * dk, 1, query, lanes, scores, lanes, dk, lanes);
-        importance[n] = 0;
-        for (int64_t c = 0; c < lanes; c += kLanes) {
-          vec weighted = {};
-          for (int64_t i = 0; i < keys; ++i)
-            weighted = multiply_add(splat(pooling.weight[overlap.begin + i]),
-                                    exp2(load(scores + i * lanes + c) - load(log_sums + c)), weighted);
-          store(of_head + n * lanes + c, weighted);
-          importance[n] += sum(weighted);
-        }
-        all += std::max(importance[n], kLeast);
-      }
+      for (int64_t n = chosen.begin; n < chosen.end; ++n) all += std::max(importance[n], kLeast);
       for (int64_t n = chosen.begin; n < chosen.end; ++n) {
         const float target = share[n] / shares;
-        if (target > 0) losses[at] += target * std::log(target * all / std::max(importance[n], kLeast));
+        const float ratio = target * all / std::max(importance[n], kLeast);
+        if (target > 0) losses[at] += target * static_cast<float>(natural_log(ratio));
         if (!(importance[n] > kLeast)) continue;
         const float gradient = 1.0f / all - target / importance[n];
         d_importance[at * count + n] = gradient;

@@ -132,8 +132,8 @@ void forward(const Inputs& in, const Selection& selection, int64_t size, float* 
     for (int64_t t = t0; t < t1; ++t)
       gather_rows(in.query + ((token0 + t) * shape.heads + g * h) * shape.dk, h, shape.dk, shape.scale() * kLog2E,
                   query + (t - t0) * h * dk_width);
-    float* row_state = scratch<float>(kRows, rows * (2 + kLanes));
-    int32_t* map = reinterpret_cast<int32_t*>(row_state + rows * (1 + kLanes));
+    float* row_state = scratch<float>(kRows, rows * (2 + kSumLanes));
+    int32_t* map = reinterpret_cast<int32_t*>(row_state + rows * (1 + kSumLanes));
     Softmax state = {row_state, row_state + rows, scratch<float>(kAccumulator, rows * dv_width)};
     const Masses masses(mass, h, t1 - t0, selection.count);
     const Buffers buffers =

@@ -12,12 +12,12 @@ using namespace attention;
 
 // Keys and values of one layer. tables[s] is the address of sequence s's table of pages; 0 in it is no page.
 struct Pages {
-  const int64_t* tables;
+  const Address<const Address<float>>* tables;
   int64_t place;  // of the layer in a page, in floats
   int64_t size;   // keys of a page
 
   float* page(int64_t sequence, int64_t index) const {
-    float* base = reinterpret_cast<float* const*>(tables[sequence])[index];
+    float* base = tables[sequence][index];
     return base == nullptr ? nullptr : base + place;
   }
   float* keys(float* page, const Shape& shape, int64_t group) const { return page + group * shape.dk * pad(size); }
@@ -48,7 +48,7 @@ struct Rows {
     const int64_t dk_width = pad(shape.dk), dv_width = pad(shape.dv);
     query = scratch<float>(kQuery, h * dk_width);
     gather_rows(q + (t * shape.heads + g * h) * shape.dk, h, shape.dk, shape.scale() * kLog2E, query);
-    float* row_state = scratch<float>(kRows, h * (1 + kLanes));
+    float* row_state = scratch<float>(kRows, h * (1 + kSumLanes));
     state = {row_state, row_state + h, scratch<float>(kAccumulator, h * dv_width)};
     buffers = {scratch<float>(kScores, h * pad(size)), scratch<float>(kProducts, h * dv_width)};
     reset(state, h, dv_width);
@@ -113,15 +113,15 @@ template <class Visible> void banded(const float* q, const Pages& pages, const T
 }  // namespace
 
 #define TOKENS const int32_t *offsets, const int32_t *starts, int64_t sequences
-#define PAGES const int64_t *tables, int64_t place, int64_t size
+#define PAGES const Address<const Address<float>> *tables, int64_t place, int64_t size
 #define HEADS int64_t heads, int64_t groups, int64_t dk, int64_t dv
 
 extern "C" {
 
-// Sizes that the layout of a page depends on and that differ between machines: keys of a block, lanes of a vector.
+// Sizes that the layout of a page depends on and that differ between machines: keys of a block, padding of rows.
 void paged_sizes(int32_t* sizes) {
   sizes[0] = static_cast<int32_t>(kKeyBlock);
-  sizes[1] = kLanes;
+  sizes[1] = kPad;
 }
 
 // Writes k [T][groups][dk] and v [T][groups][dv] to where they belong; tokens without a page are passed over.

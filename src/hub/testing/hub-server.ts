@@ -4,11 +4,41 @@ import { createHash } from 'node:crypto';
 import { createServer, type IncomingMessage, type ServerResponse } from 'node:http';
 import type { AddressInfo, Socket } from 'node:net';
 
-export type Fault = 'drop' | '429' | '503' | 'truncate' | 'stall' | 'wrong-range';
+export type Fault =
+  | 'drop'
+  | '401'
+  | '404'
+  | '429'
+  | '503'
+  | 'truncate'
+  | 'stall'
+  | 'wrong-range'
+  /** A byte is changed. */
+  | 'damage'
+  /** Each answer has further bytes behind its end. */
+  | 'surplus'
+  /** The whole file, whatever was asked for. */
+  | 'whole'
+  /** A byte now and then. */
+  | 'slow'
+  /** The connection is reset after this many bytes. */
+  | { readonly resetAfter: number }
+  /** Sent to this address instead. */
+  | { readonly redirect: string };
+
+/** A model: its weights are LFS files, as on the hub. */
+export interface HubModel {
+  /** owner/name */
+  readonly name: string;
+  readonly files: ReadonlyMap<string, Uint8Array>;
+  /** The commit of the branch `main`. */
+  readonly commit?: string;
+}
 
 export interface HubServerOptions {
-  readonly dataset: string;
-  readonly files: ReadonlyMap<string, Uint8Array>;
+  readonly dataset?: string;
+  readonly files?: ReadonlyMap<string, Uint8Array>;
+  readonly models?: readonly HubModel[];
   readonly readme?: string;
   /** Decides about each request for bytes of a file. */
   fault?(request: { path: string; number: number }): Fault | undefined;
@@ -34,7 +64,7 @@ export interface HubServer {
   close(): Promise<void>;
 }
 
-const SHA = 'abcdef0123456789abcdef0123456789abcdef01';
+export const SHA = 'abcdef0123456789abcdef0123456789abcdef01';
 
 export async function startHub(options: HubServerOptions): Promise<HubServer> {
   const sockets = new Set<Socket>();
@@ -62,6 +92,14 @@ export async function startHub(options: HubServerOptions): Promise<HubServer> {
 
   function answer(request: IncomingMessage, response: ServerResponse) {
     const url = new URL(request.url!, 'http://hub');
+    for (const model of options.models ?? [])
+      if (new RegExp(`^(/api/models)?/${model.name}/`).test(url.pathname))
+        return ofModel(model, url, request, response);
+    if (url.pathname.startsWith('/cdn/')) {
+      const path = url.pathname.slice('/cdn/'.length);
+      const content = options.files?.get(path);
+      return content ? sendRange(request, response, path, content) : plain(response, 404, 'not here');
+    }
     const api = `/api/datasets/${options.dataset}`;
     const files = `/datasets/${options.dataset}/resolve/${SHA}/`;
     if (url.pathname.startsWith(`${api}/revision/`)) return json(response, { sha: SHA });
@@ -78,18 +116,36 @@ export async function startHub(options: HubServerOptions): Promise<HubServer> {
     if (!url.pathname.startsWith(files)) return plain(response, 404, 'not here');
     const name = decodeURIComponent(url.pathname.slice(files.length));
     if (name === 'README.md') return plain(response, options.readme === undefined ? 404 : 200, options.readme ?? '');
-    const content = options.files.get(name);
+    const content = options.files?.get(name);
     if (content === undefined) return plain(response, 404, 'not here');
     sendRange(request, response, name, content);
   }
 
+  function ofModel(
+    { name, files, commit = SHA }: HubModel,
+    url: URL,
+    request: IncomingMessage,
+    response: ServerResponse,
+  ) {
+    const { pathname } = url;
+    const revision = /\/revision\/([^/]+)$/.exec(pathname)?.[1];
+    if (revision !== undefined)
+      return [commit, 'main'].includes(revision) ? json(response, { sha: commit }) : plain(response, 404, 'not here');
+    if (pathname === `/api/models/${name}/tree/${commit}`) return json(response, [...files].map(treeEntry));
+    const start = `/${name}/resolve/${commit}/`;
+    const path = decodeURIComponent(pathname.slice(start.length));
+    const content = pathname.startsWith(start) ? files.get(path) : undefined;
+    if (content === undefined) return plain(response, 404, 'not here');
+    sendRange(request, response, path, content);
+  }
+
   function listTree(url: URL, response: ServerResponse): void {
-    const all = [...options.files].map(([path, bytes]) => ({
+    const all = [...options.files!].map(([path, bytes]) => ({
       type: 'file',
       path,
       size: bytes.length,
       oid: 'pointer',
-      lfs: { oid: createHash('sha256').update(bytes).digest('hex'), size: bytes.length },
+      lfs: { oid: sha256(bytes), size: bytes.length },
     }));
     const page = options.pageSize ?? all.length;
     const from = Number(url.searchParams.get('cursor') ?? 0);
@@ -105,9 +161,15 @@ export async function startHub(options: HubServerOptions): Promise<HubServer> {
     const [start, end] = asked ? [Number(asked[1]), Number(asked[2]) + 1] : [0, content.length];
     const fault = options.fault?.({ path, number: fileRequests++ });
     if (fault === 'drop') return void request.socket.destroy();
+    if (fault === '401' || fault === '404') return plain(response, Number(fault), 'no');
+    if (typeof fault === 'object' && 'redirect' in fault)
+      return void response.writeHead(302, { location: `${fault.redirect}/cdn/${path}` }).end();
+    if (fault === 'whole') return void response.writeHead(200, { 'content-length': content.length }).end(content);
     if (fault === '429') return plain(response.setHeader('retry-after', '0'), 429, 'slow down');
     if (fault === '503') return plain(response, 503, 'later');
-    const body = content.subarray(start, end);
+    let body = content.subarray(start, end);
+    if (fault === 'damage') body = body.map((byte, i) => (i === body.length >> 1 ? byte ^ 1 : byte));
+    if (fault === 'surplus') body = Buffer.concat([body, Buffer.from('further bytes')]);
     const named = fault === 'wrong-range' ? start + 1 : start;
     response.writeHead(asked ? 206 : 200, {
       'content-length': body.length,
@@ -119,6 +181,15 @@ export async function startHub(options: HubServerOptions): Promise<HubServer> {
       hub.bytes += half.length;
       if (fault === 'truncate') setTimeout(() => request.socket.destroy(), 5);
       return; // a stalled answer just never goes on
+    }
+    if (fault === 'slow') {
+      const timer = setInterval(() => response.write(body.subarray(0, 1)), 50);
+      return void response.on('close', () => clearInterval(timer));
+    }
+    if (typeof fault === 'object' && 'resetAfter' in fault) {
+      const part = body.subarray(0, fault.resetAfter);
+      hub.bytes += part.length;
+      return void response.write(part, () => request.socket.resetAndDestroy());
     }
     hub.bytes += body.length;
     response.end(body);
@@ -135,6 +206,17 @@ export async function startHub(options: HubServerOptions): Promise<HubServer> {
       }),
   });
   return hubObject;
+}
+
+function treeEntry([path, bytes]: [string, Uint8Array]): object {
+  const pointer = createHash('sha1').update(`blob ${bytes.length}\0`).update(bytes).digest('hex');
+  const entry = { type: 'file', path, size: bytes.length, oid: pointer };
+  const isLfs = path.endsWith('.safetensors');
+  return isLfs ? { ...entry, oid: '0'.repeat(40), lfs: { oid: sha256(bytes), size: bytes.length } } : entry;
+}
+
+export function sha256(bytes: Uint8Array): string {
+  return createHash('sha256').update(bytes).digest('hex');
 }
 
 function json(response: ServerResponse, value: unknown): void {

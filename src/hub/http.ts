@@ -1,10 +1,10 @@
 /**
- * HTTP downloads that either complete or fail: a dropped, stalled, truncated or refused response is requested again from
+ * Downloads from the hub that either complete or fail: a dropped, stalled, truncated or refused response is requested again from
  * the byte where it ended, with exponential back-off, until no byte has arrived within the time limit.
  */
 
 import { setTimeout as sleep } from 'node:timers/promises';
-import { ExitCode, TrefoilError, UsageError } from '../../errors.js';
+import { ExitCode, TrefoilError, UsageError } from '../errors.js';
 
 export interface HttpOptions {
   /** Sent as a bearer token to this origin and to no other; never part of a message. */
@@ -17,6 +17,10 @@ export interface HttpOptions {
   readonly firstPauseMs: number;
   /** When a small document must be there, however steadily its bytes arrive (`performance.now()`). */
   readonly deadline?: number;
+  /** How the user gives the hub more time, for messages about time limits. */
+  readonly moreTime?: string;
+  /** Ends all requests. */
+  readonly signal?: AbortSignal;
 }
 
 /** A listing and its pages have this many times the time without a byte. */
@@ -40,19 +44,22 @@ export interface ByteRange {
 const LONGEST_PAUSE_MS = 20_000;
 const JSON_LIMIT = 64 << 20;
 
-/** Remedy in messages about timeouts. */
-const MORE_TIME = 'allow more with data.loader_timeout (--loader-timeout of train, --timeout of data smoke)';
-
-/** The error of a source that delivered nothing for some seconds. */
-export function silentSource(seconds: number): TrefoilError {
-  const remedy = `check the source, or ${MORE_TIME}`;
-  return new TrefoilError(`the data source gave nothing for ${seconds} s: ${remedy}`, ExitCode.dataSource);
-}
+const TRY_LATER = 'try again later';
 
 /** The source failed for good. A run saves a checkpoint and ends with its own exit code. */
 export class SourceGaveUp extends TrefoilError {
   constructor(message: string, options?: ErrorOptions) {
     super(message, ExitCode.dataSource, options);
+  }
+}
+
+/** HTTP 401 or 403. */
+export class AccessRefused extends UsageError {
+  readonly status: number;
+
+  constructor(where: string, status: number) {
+    super(`${where}: access refused (HTTP ${status}); set HF_TOKEN to a token that may read it`);
+    this.status = status;
   }
 }
 
@@ -75,16 +82,29 @@ export function describeUrl(url: string): string {
 /** The bytes [start, end) of a file. */
 export async function fetchRange(url: string, range: ByteRange, options: HttpOptions): Promise<Uint8Array> {
   const bytes = new Uint8Array(range.end - range.start);
+  await fetchPieces(url, range, options, (piece, at) => bytes.set(piece, at - range.start));
+  return bytes;
+}
+
+/** Calls `take` with the bytes [start, end) of a file, in order, each once, with their position in the file. */
+export async function fetchPieces(
+  url: string,
+  range: ByteRange,
+  options: HttpOptions,
+  take: (piece: Uint8Array, at: number) => void | Promise<void>,
+): Promise<void> {
+  const length = range.end - range.start;
   let received = 0;
   const started = performance.now();
   await untilDone(url, options, async (progress) => {
-    if (received === bytes.length) return;
+    if (received === length) return;
     const from = range.start + received;
     const response = await request(url, options, { range: `bytes=${from}-${range.end - 1}` });
-    checkRangeAnswer(url, response, from, range);
+    let surplus = bytesBefore(url, response, from, range);
     for await (const chunk of body(response, options.stallMs)) {
-      const part = chunk.subarray(0, bytes.length - received);
-      bytes.set(part, received);
+      const part = chunk.subarray(surplus).subarray(0, length - received);
+      surplus = Math.max(0, surplus - chunk.length);
+      await take(part, range.start + received);
       received += part.length;
       const allowed = TOTAL_FACTOR * options.giveUpAfterMs + (1000 * received) / MIN_BYTES_PER_SECOND;
       if (performance.now() - started > allowed)
@@ -92,11 +112,10 @@ export async function fetchRange(url: string, range: ByteRange, options: HttpOpt
           `${describeUrl(url)} gives less than ${MIN_BYTES_PER_SECOND} bytes per second; use another mirror`,
         );
       if (part.length > 0) progress();
-      if (received === bytes.length) return; // ignores surplus bytes
+      if (received === length) return; // ignores surplus bytes
     }
-    throw new Transient(`the answer ended after ${received} of ${bytes.length} bytes`);
+    throw new Transient(`the answer ended after ${received} of ${length} bytes`);
   });
-  return bytes;
 }
 
 /** A whole small document. Undefined for HTTP 404. */
@@ -129,10 +148,10 @@ export async function fetchSmall(
   return found;
 }
 
-function tooSlow(url: string, { giveUpAfterMs }: HttpOptions): SourceGaveUp {
+function tooSlow(url: string, { giveUpAfterMs, moreTime = TRY_LATER }: HttpOptions): SourceGaveUp {
   const seconds = ((TOTAL_FACTOR * giveUpAfterMs) / 1000).toFixed(0);
   return new SourceGaveUp(
-    `${describeUrl(url)}: its listing is not complete after ${seconds} s; use another mirror, or ${MORE_TIME}`,
+    `${describeUrl(url)}: its listing is not complete after ${seconds} s; use another mirror, or ${moreTime}`,
   );
 }
 
@@ -166,6 +185,7 @@ async function untilDone(
     try {
       return await attempt(progress);
     } catch (error) {
+      options.signal?.throwIfAborted();
       const reason = transientReason(error);
       if (reason === undefined) throw error;
       failures++;
@@ -178,10 +198,10 @@ async function untilDone(
         const seconds = (options.giveUpAfterMs / 1000).toFixed(0);
         throw new SourceGaveUp(
           `${describeUrl(url)} gave nothing for ${seconds} s (${failures} attempts; the last: ${reason}); ` +
-            `check the network and HF_ENDPOINT, or ${MORE_TIME}`,
+            `check the network and HF_ENDPOINT, or ${options.moreTime ?? TRY_LATER}`,
         );
       }
-      await sleep(Math.min(pause, left));
+      await sleep(Math.min(pause, left), undefined, options.signal ? { signal: options.signal } : {});
     }
   }
 }
@@ -199,14 +219,15 @@ function transientReason(error: unknown): string | undefined {
 }
 
 async function request(url: string, options: HttpOptions, headers: Record<string, string>): Promise<Response> {
-  const { credential } = options;
+  const { credential, signal } = options;
   const mayKnow = credential !== undefined && new URL(url).origin === credential.origin;
   const authorization = mayKnow ? { authorization: `Bearer ${credential.token}` } : {};
   const abort = new AbortController();
   const timer = setTimeout(() => abort.abort(), options.stallMs);
   try {
     // fetch drops the authorization header when a redirect leads to another origin.
-    return await fetch(url, { headers: { ...headers, ...authorization }, signal: abort.signal });
+    const ended = signal === undefined ? abort.signal : AbortSignal.any([abort.signal, signal]);
+    return await fetch(url, { headers: { ...headers, ...authorization }, signal: ended });
   } finally {
     clearTimeout(timer);
   }
@@ -247,18 +268,18 @@ function checkStatus(url: string, response: Response): void {
   if (status === 429 || status === 408 || status >= 500)
     throw new Transient(`HTTP status ${status}`, retryAfter(response.headers.get('retry-after')));
   const where = describeUrl(url);
-  if (status === 401 || status === 403)
-    throw new UsageError(`${where}: access refused (HTTP ${status}); set HF_TOKEN to a token that may read it`);
-  if (status === 404) throw new UsageError(`${where}: there is no such file (HTTP 404); check data.hub_dataset`);
+  if (status === 401 || status === 403) throw new AccessRefused(where, status);
+  if (status === 404) throw new UsageError(`${where}: there is no such file (HTTP 404); check its name`);
   throw new SourceGaveUp(`${where}: HTTP status ${status}`);
 }
 
-function checkRangeAnswer(url: string, response: Response, from: number, range: ByteRange): void {
+/** Checks the answer to a request for the bytes from `from` on; returns how many bytes before them it begins with. */
+function bytesBefore(url: string, response: Response, from: number, range: ByteRange): number {
   checkStatus(url, response);
   if (response.status !== 206) {
     const whole = response.headers.get('content-length');
-    // A server may answer a request for the whole file with status 200.
-    if (from === 0 && range.end === range.size && Number(whole) === range.size) return;
+    // A server may answer a request for the whole file, or for its end, with status 200 and the whole file.
+    if (range.end === range.size && Number(whole) === range.size) return from;
     throw noRanges(url);
   }
   const answer = /^bytes (\d+)-\d+\/(\d+|\*)$/.exec(response.headers.get('content-range') ?? '');
@@ -269,6 +290,7 @@ function checkRangeAnswer(url: string, response: Response, from: number, range: 
       `${describeUrl(url)} has ${answer[2]} bytes now, not ${range.size} as listed: it was replaced; start again`,
     );
   }
+  return 0;
 }
 
 function noRanges(url: string): SourceGaveUp {

@@ -1,0 +1,219 @@
+/**
+ * How a chat template writes what a model answers: calls of tools and reasoning. Found by rendering marked messages: a call
+ * in an assistant message, and content in its place; the text around the marks is the form.
+ */
+import { type ChatMessage, renderChat } from './chat.js';
+import type { ChatTemplates } from './tokenizer.js';
+
+/** Text in which an id stands between each two parts. One part: no id. */
+export type WithIds = readonly string[];
+
+/** How calls are written. The arguments of a call are one JSON object. */
+export interface CallForm {
+  /** The text whose appearance begins the calls. */
+  readonly marker: string;
+  /** Whether the marker counts at the beginning of the content only, since it could be part of any JSON text. */
+  readonly isFirst: boolean;
+  /** From the marker to the name of the first call. */
+  readonly open: string;
+  /** From a name to the arguments. */
+  readonly middle: WithIds;
+  /** From the arguments to the name of the next call; null if a message holds one call only. */
+  readonly between: WithIds | null;
+  /** From the last arguments to the end of the answer. */
+  readonly end: WithIds;
+}
+
+/** The parts that an answer of a model may have besides its content. */
+export interface AnswerForm {
+  /** Null: the request has no tools. */
+  readonly calls: CallForm | null;
+  /** `open`: the answer begins inside of the reasoning. `possible`: it may begin with it. */
+  readonly reasoning: 'open' | 'possible' | null;
+}
+
+/** Facts about a chat template. */
+export interface TemplateForm {
+  /** Null: the template writes no calls, or in a form that is not JSON. */
+  readonly calls: CallForm | null;
+  /** Whether the template writes calls that are not JSON. */
+  readonly hasOtherCalls: boolean;
+  /** Whether the template takes arguments as text instead of as an object. */
+  readonly takesText: boolean;
+  readonly writesTools: boolean;
+  /** Whether messages of the role `tool` are written, by a template that knows tools. */
+  readonly writesResults: boolean;
+  readonly takesSystem: boolean;
+  readonly mayReason: boolean;
+}
+
+export const REASONING = { open: '<think>', close: '</think>' } as const;
+
+/** The form of templates without one of their own: that of the Hermes models. */
+export const HERMES: CallForm = {
+  marker: '<tool_call>',
+  isFirst: false,
+  open: '\n{"name": "',
+  middle: ['", "arguments": '],
+  between: ['}\n</tool_call>\n<tool_call>\n{"name": "'],
+  end: ['}\n</tool_call>'],
+};
+
+/** Ids that templates with ids in the text take: Mistral's have nine letters or digits. */
+export const ID_LENGTH = 9;
+
+/** Time after which the rest of a template is not looked at. */
+const MAX_MS = 2000;
+const CONTENT = 'Qmarkedcontent';
+const NAMES = ['qmarkednamea', 'qmarkednameb'] as const;
+const IDS = ['qmarkida1', 'qmarkidb2'] as const;
+const ARGUMENTS = [{ qmarkkeya: 'qmarkvaluea' }, { qmarkkeyb: 'qmarkvalueb' }] as const;
+const USER: ChatMessage = { role: 'user', content: 'Hello' };
+
+const forms = new WeakMap<ChatTemplates, Map<string, TemplateForm>>();
+
+/** The form of a template, found once. `template`: its name. */
+export function templateForm(chat: ChatTemplates, template = 'default'): TemplateForm {
+  const known = forms.get(chat) ?? new Map<string, TemplateForm>();
+  const form = known.get(template) ?? findForm(new Probe(chat, template));
+  forms.set(chat, known.set(template, form));
+  return form;
+}
+
+/** Renders marked messages; null where the template refuses them. */
+class Probe {
+  readonly #chat: ChatTemplates;
+  readonly #template: string;
+  readonly #startedAt = performance.now();
+
+  constructor(chat: ChatTemplates, template: string) {
+    this.#chat = chat;
+    this.#template = template;
+  }
+
+  text(messages: readonly ChatMessage[], variables: Readonly<Record<string, unknown>> = {}): string | null {
+    // A template that is slow for every message must not be so a dozen times.
+    if (performance.now() - this.#startedAt > MAX_MS) return null;
+    const values = { messages, add_generation_prompt: false, tools: null, ...variables };
+    try {
+      return renderChat(this.#chat, this.#template, values, messages.length);
+    } catch {
+      return null; // a template refuses by an error of its own, and what it refuses is the answer
+    }
+  }
+}
+
+function findForm(probe: Probe): TemplateForm {
+  const parameters = { type: 'object', properties: { qmarkkeya: { type: 'string' } } };
+  const tools = NAMES.map((name) => ({
+    type: 'function',
+    function: { name, description: name, parameters },
+  }));
+  const writesTools = probe.text([USER], { tools })?.includes(NAMES[0]) ?? false;
+  const takesSystem = probe.text([{ role: 'system', content: CONTENT }, USER])?.includes(CONTENT) ?? false;
+  const found = [false, true].map((asText) => callForm(probe, tools, asText));
+  const isJson = (form: CallForm | 'other' | null) => form !== null && form !== 'other';
+  const takesText = !isJson(found[0]) && isJson(found[1]);
+  const calls = found[takesText ? 1 : 0];
+  const asked = assistant(0, 1, takesText);
+  const result = { role: 'tool', content: CONTENT, tool_call_id: IDS[0], name: NAMES[0] };
+  const known = isJson(calls) ? asked : { role: 'assistant', content: NAMES[0] };
+  return {
+    calls: calls === 'other' ? null : calls,
+    hasOtherCalls: found.includes('other') && !isJson(calls),
+    takesText,
+    writesTools,
+    writesResults:
+      (writesTools || isJson(calls)) && (probe.text([USER, known, result], { tools })?.includes(CONTENT) ?? false),
+    takesSystem,
+    mayReason: mayReason(probe),
+  };
+}
+
+/** An assistant message with the calls `from` to before `to`. */
+function assistant(from: number, to: number, asText: boolean): ChatMessage {
+  const calls = NAMES.slice(from, to).map((name, i) => {
+    const value = ARGUMENTS[from + i];
+    return {
+      id: IDS[from + i],
+      type: 'function',
+      function: { name, arguments: asText ? JSON.stringify(value) : value },
+    };
+  });
+  return { role: 'assistant', content: '', tool_calls: calls };
+}
+
+function callForm(probe: Probe, tools: readonly object[], asText: boolean): CallForm | 'other' | null {
+  const plain = probe.text([USER, { role: 'assistant', content: CONTENT }], { tools });
+  const one = probe.text([USER, assistant(0, 1, asText)], { tools });
+  if (plain === null || one === null) return null;
+  const [head, tail] = plain.split(CONTENT);
+  const from = commonStart(head, one);
+  const call = findCall(one, 0, from);
+  if (!call) return one.indexOf(NAMES[0], from) >= 0 ? 'other' : null;
+  const before = one.slice(from, call.name);
+  const rest = one.slice(call.end);
+  const end = rest.endsWith(tail ?? '') ? rest.slice(0, rest.length - (tail ?? '').length) : /^[\s}\]]*/.exec(rest)![0];
+  const brace = before.search(/(\[\s*)?\{/);
+  const marker = (brace < 0 ? before : before.slice(0, brace)).trim();
+  const first = marker === '' ? (/^\s*(\[\s*)?\{\s*"\w+"/.exec(before)?.[0] ?? '').trimStart() : marker;
+  if (first === '') return 'other'; // nothing tells a call from a text
+  const open = before.slice(before.indexOf(first) + first.length);
+  const middle = withoutIds(one.slice(call.name + NAMES[0].length, call.start));
+  return { marker: first, isFirst: marker === '', open, middle, between: between(), end: withoutIds(end.trimEnd()) };
+
+  /** Null if the template refuses two calls, or writes them in another way. */
+  function between(): WithIds | null {
+    const two = probe.text([USER, assistant(0, 2, asText)], { tools });
+    const left = two === null ? null : findCall(two, 0, from);
+    const right = two === null ? null : findCall(two, 1, from);
+    if (two === null || !left || !right || right.name < left.end) return null;
+    const isSame = two.slice(0, left.name) === one!.slice(0, call!.name);
+    return isSame ? withoutIds(two.slice(left.end, right.name)) : null;
+  }
+}
+
+/** Places in the text of call `i`: its name, and its arguments; null if they are not one JSON object after the name. */
+function findCall(text: string, i: number, from: number): { name: number; start: number; end: number } | null {
+  const name = text.indexOf(NAMES[i], from);
+  const key = text.indexOf(Object.keys(ARGUMENTS[i])[0], name);
+  if (name < 0 || key < 0 || text.indexOf(NAMES[i], name + 1) >= 0) return null;
+  const start = text.lastIndexOf('{', key);
+  const end = text.indexOf('}', key) + 1;
+  if (start < name || end === 0) return null;
+  try {
+    const isSame = JSON.stringify(JSON.parse(text.slice(start, end))) === JSON.stringify(ARGUMENTS[i]);
+    return isSame ? { name, start, end } : null;
+  } catch {
+    return null; // not JSON, such as arguments in tags
+  }
+}
+
+function withoutIds(text: string): WithIds {
+  return text.split(new RegExp(IDS.join('|')));
+}
+
+function commonStart(a: string, b: string): number {
+  let length = 0;
+  while (length < a.length && a[length] === b[length]) length += 1;
+  return length;
+}
+
+/** Whether the template opens reasoning, writes it, or removes it from answers of earlier turns. */
+function mayReason(probe: Probe): boolean {
+  const { open, close } = REASONING;
+  const inside = `${open}\n${CONTENT}\n${close}\n\nHello`;
+  const turns = [USER, { role: 'assistant', content: inside }, USER];
+  const texts = [
+    probe.text([USER], { add_generation_prompt: true }),
+    probe.text([USER], { add_generation_prompt: true, enable_thinking: false }),
+    probe.text([USER, { role: 'assistant', content: 'Hello', reasoning_content: CONTENT }]),
+  ];
+  const removed = probe.text(turns);
+  return texts.some((text) => text?.includes(open)) || (removed !== null && !removed.includes(CONTENT));
+}
+
+/** Whether an answer after this prompt begins inside of the reasoning. */
+export function opensReasoning(prompt: string): boolean {
+  return prompt.trimEnd().endsWith(REASONING.open);
+}
