@@ -112,7 +112,7 @@ const messages = (pick) => ({
   thinking: pick([undefined, { type: 'disabled' }]),
   stream: pick([true, false]),
 });
-const toolCount = (pick) => pick([0, 1, 2, 2, 3, 200, 1000, 10_000]);
+const toolCount = (pick) => pick([...Array(12).fill(0), ...Array(24).fill(2), 200, 1000, 10_000]);
 const toolSchemas = [
   { type: 'object', properties: { a: { type: 'string' }, b: { type: 'integer' } }, required: ['a'] },
   { type: 'object', properties: { a: { type: 'array', items: { $ref: '#' } } } },
