@@ -11,7 +11,7 @@ import { parseConfig } from '../config/parse.js';
 import { toYaml } from '../config/print.js';
 import type { Config } from '../config/schema.js';
 import { AheadLoader } from '../data/pipeline/ahead-loader.js';
-import type { Device } from '../device/device.js';
+import { type Device, isHostDevice } from '../device/device.js';
 import { TrefoilError, UsageError } from '../errors.js';
 import { namesFile } from '../files.js';
 import { type LocatedModel, locateModel } from '../infer/load.js';
@@ -173,7 +173,8 @@ function restore(point: ResumePoint, trainer: Trainer, log: RankLogger): void {
 function writeDescription(folder: RunFolder, config: Config, device: Device, { facts }: World): void {
   folder.writeConfig(toYaml(config));
   const kernels = describeKernels(config, device, config.train.seq_len).replace(/^attention: /, '');
-  folder.writeEnvironment({ device: { kind: device.kind, name: device.name }, kernels, ...facts });
+  const source = isHostDevice(device) ? { kernel_source: device.kernelSource } : {};
+  folder.writeEnvironment({ device: { kind: device.kind, name: device.name }, kernels, ...source, ...facts });
 }
 
 /** A run that was killed between a checkpoint and the evaluation that follows it has to do that evaluation first. */
