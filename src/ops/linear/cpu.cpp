@@ -4,7 +4,9 @@
 #include "packed.h"
 #include "runtime.h"
 
+#if !defined(__wasm__)
 #include <unistd.h>
+#endif
 
 #include <algorithm>
 
@@ -178,6 +180,13 @@ void product_packed(const float* x, const Packed<T>& w, float* y, int64_t rows, 
 }
 
 // Fills `out` with bytes of a file. False if there are fewer, or it cannot be read.
+#if defined(__wasm__)
+extern "C" __attribute__((import_module("env"), import_name("read_file"))) int32_t trefoil_read_file(double descriptor, double offset,
+                                                                                                char* out, double bytes);
+bool read_file(int64_t descriptor, int64_t offset, char* out, int64_t bytes) {
+  return trefoil_read_file(static_cast<double>(descriptor), static_cast<double>(offset), out, static_cast<double>(bytes)) != 0;
+}
+#else
 bool read_file(int64_t descriptor, int64_t offset, char* out, int64_t bytes) {
   for (int64_t at = 0; at < bytes;) {
     const ssize_t count = pread(static_cast<int>(descriptor), out + at, static_cast<size_t>(bytes - at), offset + at);
@@ -186,6 +195,7 @@ bool read_file(int64_t descriptor, int64_t offset, char* out, int64_t bytes) {
   }
   return true;
 }
+#endif
 
 // Few rows of weights that are not packed (a model in training that writes a sample): packing them would cost several times the
 // product, so they are read where they lie, once. The sums run in the order of `product`, slab by slab: a token's result is the same alone and in a batch, bit for bit.
