@@ -12,16 +12,16 @@ struct Sum {
   double non_finite;
 };
 
-typedef int32_t bits_of_round __attribute__((vector_size(kSquareLanes * sizeof(int32_t))));
-
 Sum partial_sum(const float* values, int64_t count) {
   SquareSums squares;
-  bits_of_round non_finite = {};
+  ivec non_finite = {};
   const auto take = [&](const float* p) {
     squares.add(p);
-    bits_of_round bits;
-    std::memcpy(&bits, p, sizeof(bits));
-    non_finite -= (bits & 0x7F800000) == 0x7F800000;  // a true lane is -1
+    for (int i = 0; i < kSquareLanes; i += kLanes) {
+      ivec bits;
+      std::memcpy(&bits, p + i, sizeof(bits));
+      non_finite -= (bits & 0x7F800000) == 0x7F800000;  // a true lane is -1
+    }
   };
   int64_t i = 0;
   for (; i + kSquareLanes <= count; i += kSquareLanes) take(values + i);
@@ -31,7 +31,7 @@ Sum partial_sum(const float* values, int64_t count) {
     take(rest);
   }
   Sum sum{squares.total(), 0};
-  for (int lane = 0; lane < kSquareLanes; ++lane) sum.non_finite += non_finite[lane];
+  for (int lane = 0; lane < kLanes; ++lane) sum.non_finite += non_finite[lane];
   return sum;
 }
 

@@ -42,10 +42,11 @@ void cosines_sines(float position, const float* frequency, float amplitude, int6
                    kLow = 6.07710050650619224932e-11;
   constexpr double kMagic = 6755399441055744.0;  // 1.5 * 2^52: adding it rounds to an integer in the low mantissa bits
   for (int64_t j = 0; j < half; j += kDoubles) {
-    float angles[kDoubles] = {};
-    std::memcpy(angles, frequency + j, sizeof(float) * std::min<int64_t>(kDoubles, half - j));
-    for (float& angle : angles) angle = position * angle;
-    const dvec x = widened(angles);
+    narrow_vec angles = {};
+    if (j + kDoubles <= half) std::memcpy(&angles, frequency + j, sizeof(angles));  // a constant size: no call
+    else std::memcpy(&angles, frequency + j, sizeof(float) * static_cast<size_t>(half - j));
+    angles *= position;
+    const dvec x = __builtin_convertvector(angles, dvec);
     const dvec shifted = multiply_add(x, all(kTwoOverPi), all(kMagic)), turns = shifted - all(kMagic);
     const dvec r = multiply_add(-turns, all(kLow), multiply_add(-turns, all(kHigh), x));
     const dvec r2 = r * r;
