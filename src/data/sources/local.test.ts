@@ -133,9 +133,10 @@ describe('a folder of files', () => {
     ['-1 bytes', 'a page of negative size', (page) => (page.compressed_page_size = -1)],
   ])('a page of Parquet that claims %s is refused before memory is taken', async (_, message, change) => {
     const sound = parquetFile({ documents: ['a', 'b'] });
+    const padding = new Uint8Array(64).fill(0xff); // no page
     const untouched = folder.write(
       'sound.parquet',
-      withPage(sound, () => {}),
+      withPage(sound, () => {}, padding),
     );
     expect((await firstEpoch(await local(untouched))).sort()).toEqual(['a', 'b']);
     const forged = folder.write('forged.parquet', withPage(sound, change));

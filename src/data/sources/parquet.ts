@@ -100,12 +100,16 @@ function groupStarts({ row_groups }: FileMetaData): number[] {
 async function checkedColumn(
   name: string,
   buffer: AsyncBuffer,
-  { row_groups: groups }: FileMetaData,
+  metadata: FileMetaData,
   column: string,
   group: number,
 ): Promise<AsyncBuffer> {
+  const { columns, num_rows: rows } = metadata.row_groups[group];
+  const node = parquetSchema(metadata).children.find(({ element }) => element.name === column);
+  // The library reads no page after the last row of a flat column, and all bytes of others.
+  const isFlat = node?.children.length === 0 && node.element.repetition_type !== 'REPEATED';
   // A struct has several chunks, one beside the other.
-  const chunks = groups[group].columns.flatMap(({ meta_data: data }) => {
+  const chunks = columns.flatMap(({ meta_data: data }) => {
     if (data?.path_in_schema[0] !== column) return [];
     const offsets = [data.dictionary_page_offset, data.data_page_offset].map(Number).filter((offset) => offset > 0);
     return { start: Math.min(...offsets), bytes: Number(data.total_compressed_size) };
@@ -119,8 +123,8 @@ async function checkedColumn(
   const content = await buffer.slice(begin, end);
   for (const { start, bytes } of chunks) {
     const reader = { view: new DataView(content, start - begin, bytes), offset: 0 };
-    let [values, size] = [0, 0];
-    while (reader.offset < bytes - 1) {
+    let [values, size, seen] = [0, 0, 0];
+    while (reader.offset < bytes - 1 && !(isFlat && seen >= rows)) {
       const page = parquetHeader(reader);
       const { compressed_page_size: packed, uncompressed_page_size: unpacked } = page;
       const header = page.data_page_header ?? page.data_page_header_v2 ?? page.dictionary_page_header;
@@ -129,6 +133,7 @@ async function checkedColumn(
       reader.offset += packed;
       values += count;
       size += unpacked;
+      if (page.type !== 'DICTIONARY_PAGE') seen += count;
       if (values > MAX_VALUES) refuse(`claims ${values} values, the limit is ${MAX_VALUES}`);
       if (unpacked > MAX_PAGE_BYTES) refuse(`has a page of ${unpacked} bytes, the limit is ${MAX_PAGE_BYTES}`);
       if (size > MAX_GROUP_BYTES) refuse(`claims ${size} bytes, the limit is ${MAX_GROUP_BYTES}`);

@@ -50,8 +50,12 @@ export function parquetFile({
   return new Uint8Array(parquetWriteBuffer({ ...common, columnData }));
 }
 
-/** The same file, whose column of texts begins with a page that claims other numbers. */
-export function withPage(bytes: Uint8Array, change: (page: Mutable<PageHeader>) => void): Uint8Array {
+/** The same file, whose column of texts begins with a page that claims other numbers, and may have more bytes at its end. */
+export function withPage(
+  bytes: Uint8Array,
+  change: (page: Mutable<PageHeader>) => void,
+  more = new Uint8Array(0),
+): Uint8Array {
   const chunkOf = (metadata: FileMetaData) => metadata.row_groups[0].columns[1].meta_data!;
   const { buffer } = bytes.slice();
   const { data_page_offset: offset, total_compressed_size: size } = chunkOf(parquetMetadata(buffer));
@@ -61,7 +65,7 @@ export function withPage(bytes: Uint8Array, change: (page: Mutable<PageHeader>) 
   const writer = new ByteWriter();
   writePageHeader(writer, page);
   writer.appendBytes(new Uint8Array(buffer, Number(offset) + reader.offset, Number(size) - reader.offset));
-  const chunk = new Uint8Array(writer.getBuffer());
+  const chunk = Buffer.concat([new Uint8Array(writer.getBuffer()), more]);
   const point = (metadata: FileMetaData) => {
     const forged = chunkOf(metadata);
     forged.data_page_offset = BigInt(footerStart(bytes));
