@@ -355,6 +355,42 @@ describeUnless(absence, 'the pages', () => {
     expect(stored).not.toContain(KEY);
   });
 
+  it('show calls of tools as such, and ask for their results', async () => {
+    // With random weights a call must be required, which the page leaves to the model.
+    await page.route('**/v1/chat/completions', async (route) => {
+      const body = route.request().postDataJSON() as Record<string, unknown>;
+      const isResult = JSON.stringify(body['messages']).includes('"role":"tool"');
+      await route.continue({
+        postData: JSON.stringify({
+          ...body,
+          parallel_tool_calls: false,
+          ...(isResult ? {} : { tool_choice: 'required' }),
+        }),
+      });
+    });
+    await page.goto(server.url);
+    await page.getByLabel('API key').fill(KEY);
+    await page.keyboard.press('Enter');
+    await page.getByLabel('Maximum tokens').fill('120');
+    await page.getByLabel(/^Tools/).fill('[');
+    await page.getByLabel('Message', { exact: true }).fill('2 + 2?');
+    await page.keyboard.press('Enter');
+    await page.getByText('Tools: ').waitFor(); // refused by the page
+    const parameters = { type: 'object', properties: { a: { type: 'integer' } }, required: ['a'] };
+    await page
+      .getByLabel(/^Tools/)
+      .fill(JSON.stringify([{ type: 'function', function: { name: 'double', parameters } }]));
+    await page.getByLabel('Message', { exact: true }).press('Enter');
+    await page.getByText('called tools').waitFor();
+    const [name, given] = await page.locator('.message.assistant .call code').allTextContents();
+    expect(name).toBe('double');
+    expect(Number.isInteger((JSON.parse(given) as { a: number }).a)).toBe(true);
+    await page.getByLabel('Result of double').fill('4');
+    await page.keyboard.press('Enter');
+    await page.locator('.message.tool').waitFor();
+    await expect.poll(() => page.locator('.message.assistant').count()).toBe(2);
+  });
+
   it('save and halt a run with the token only', async () => {
     const { halt } = runPaths(live());
     await go(run('live'));

@@ -34,7 +34,7 @@ type FormatMask = StructuredMask | FreeMask;
 
 const MAX_FORMATS = 64;
 /** Nodes of all compiled formats that are kept. */
-const MAX_KEPT_NODES = 400_000;
+const MAX_KEPT_NODES = 100_000;
 /** Longer formats are known by their hash. */
 const LONG_KEY = 1000;
 

@@ -206,8 +206,10 @@ export class MessagesTranslation implements Translation {
     if (message.reasoning_content)
       content.push({ type: 'thinking', thinking: message.reasoning_content, signature: '' });
     if (message.content) content.push({ type: 'text', text: message.content });
-    for (const { id, function: of } of message.tool_calls ?? [])
-      content.push({ type: 'tool_use', id, name: of.name, input: JSON.parse(of.arguments || '{}') as unknown });
+    // A server that stops cuts answers off, also inside of arguments.
+    const calls = choice.finish_reason === 'abort' ? [] : (message.tool_calls ?? []);
+    for (const { id, function: of } of calls)
+      content.push({ type: 'tool_use', id, name: of.name, input: JSON.parse(of.arguments) as unknown });
     return this.#message(content, choice, usageOf(usage));
   }
 
