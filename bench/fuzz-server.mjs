@@ -60,7 +60,15 @@ const sampling = (pick) => ({
   top_k: pick([0, 5]),
   min_p: pick([0, 0.1]),
   repetition_penalty: pick([1, 1.2, 0.9]),
-  stop: pick([[], 'a', ['b', 'c']]),
+  frequency_penalty: pick([0, 0.5, -2]),
+  presence_penalty: pick([0, 2]),
+  logit_bias: pick([
+    {},
+    { 65: -100 },
+    { 1: 5, 2: -5 },
+    Object.fromEntries(Array.from({ length: 256 }, (_, i) => [i, -100])),
+  ]),
+  stop: pick([[], 'a', ['b', 'c'], Array(256).fill('ab'), ['a'.repeat(16_000)]]),
   stream: pick([true, false]),
   stream_options: { include_usage: pick([true, false]) },
   ignore_eos: pick([true, false]),
@@ -81,6 +89,42 @@ const format = (pick) => ({
   json_schema: { name: 'a', schema: pick(schemas), strict: true },
 });
 
+const messages = (pick) => ({
+  max_tokens: pick([1, 90]),
+  system: pick([undefined, 'Be brief.', [{ type: 'text', text: 'a' }]]),
+  messages: pick([
+    [{ role: 'user', content: 'Hello' }],
+    [
+      { role: 'user', content: [{ type: 'text', text: 'a' }] },
+      {
+        role: 'assistant',
+        content: [
+          { type: 'thinking', thinking: 'b' },
+          { type: 'tool_use', id: 't', name: 'tool_0', input: {} },
+        ],
+      },
+      { role: 'user', content: [{ type: 'tool_result', tool_use_id: 't', content: [{ type: 'text', text: 'c' }] }] },
+    ],
+  ]),
+  tools: tools(pick, (name, input_schema) => ({ name, input_schema })),
+  tool_choice: pick([undefined, { type: 'auto' }, { type: 'any' }, { type: 'tool', name: 'tool_1' }]),
+  stop_sequences: pick([[], ['a']]),
+  thinking: pick([undefined, { type: 'disabled' }]),
+  stream: pick([true, false]),
+});
+const toolCount = (pick) => pick([...Array(12).fill(0), ...Array(24).fill(2), 200, 1000, 10_000]);
+const toolSchemas = [
+  { type: 'object', properties: { a: { type: 'string' }, b: { type: 'integer' } }, required: ['a'] },
+  { type: 'object', properties: { a: { type: 'array', items: { $ref: '#' } } } },
+  { type: 'object', properties: { a: { type: 'string', pattern: '^(a?){400}$' } } },
+  { properties: { a: { enum: ['x', 'y'] } } },
+];
+const tools = (pick, form) => Array.from({ length: toolCount(pick) }, (_, i) => form(`tool_${i}`, pick(toolSchemas)));
+const chatTools = (pick) => tools(pick, (name, parameters) => ({ type: 'function', function: { name, parameters } }));
+const call = { id: 'call_1', type: 'function', function: { name: 'tool_0', arguments: '{"a": "b"}' } };
+const deepItems = (depth) =>
+  JSON.parse(`${'{"type":"message","role":"user","content":['.repeat(depth)}${']}'.repeat(depth)}`);
+
 /** Routes, and a right body of each. */
 const ROUTES = {
   '/v1/completions': (pick) => ({
@@ -94,14 +138,57 @@ const ROUTES = {
     messages: [
       { role: 'system', content: 'Be brief.' },
       { role: 'user', content: pick(['Hello', [{ type: 'text', text: 'Hi' }], 'y'.repeat(700)]) },
-      ...pick([[], [{ role: 'assistant', content: 'Yes?' }]]),
+      ...pick([
+        [],
+        [{ role: 'assistant', content: 'Yes?' }],
+        [
+          { role: 'assistant', tool_calls: [call] },
+          { role: 'tool', tool_call_id: 'call_1', content: 'c' },
+        ],
+      ]),
     ],
+    ...pick([
+      {},
+      {
+        tools: chatTools(pick),
+        tool_choice: pick(['none', 'auto', 'required', { type: 'function', function: { name: 'tool_1' } }]),
+      },
+      { tools: chatTools(pick), parallel_tool_calls: false, max_tokens: 90, ignore_eos: false, min_tokens: 0 },
+    ]),
+    reasoning_effort: pick(['low', 'high']),
+    chat_template_kwargs: pick([{}, { enable_thinking: false }, { a: [[[]]] }]),
     max_completion_tokens: pick([1, 5]),
     logprobs: pick([true, false]),
     top_logprobs: pick([0, 5]),
     ...sampling(pick),
     ...(pick([true, false]) ? { response_format: format(pick) } : {}),
   }),
+  '/v1/responses': (pick) => ({
+    input: pick([
+      'Hello',
+      [{ role: 'user', content: [{ type: 'input_text', text: 'Hi' }] }],
+      [
+        { type: 'function_call', call_id: 'c', name: 'f', arguments: '{}' },
+        { type: 'function_call_output', call_id: 'c', output: '4' },
+      ],
+      [
+        { type: 'reasoning', summary: [{ type: 'summary_text', text: 'so' }] },
+        { role: 'assistant', content: 'Yes' },
+      ],
+      [deepItems(pick([3, 200]))],
+      Array(3000).fill({ role: 'user', content: 'x' }),
+    ]),
+    instructions: pick([undefined, 'Be brief.']),
+    tools: tools(pick, (name, parameters) => ({ type: 'function', name, parameters })),
+    tool_choice: pick(['auto', 'required', 'none', { type: 'function', name: 'tool_0' }]),
+    max_output_tokens: pick([3, 90]),
+    text: pick([undefined, { format: { type: 'json_schema', name: 'a', schema: pick(schemas) } }]),
+    reasoning: pick([undefined, { effort: 'low' }]),
+    stream: pick([true, false]),
+    store: pick([true, false]),
+  }),
+  '/v1/messages': (pick) => messages(pick),
+  '/v1/messages/count_tokens': (pick) => messages(pick),
   '/tokenize': (pick) => ({ prompt: pick(['a text', 'é'.repeat(300), '']) }),
   '/detokenize': (pick) => ({ tokens: pick([[1, 2, 3], Array(300).fill(66), []]) }),
   '/reader': (pick) => ({ prompt: pick(['a text that is read', 'b'.repeat(90)]) }),

@@ -1,11 +1,12 @@
 // Measures what structured output costs per token: a schema and a random text of it, with a vocabulary of 128k tokens
 // (the first of o200k_base). Prints the time to build the tree of tokens, and microseconds per token of three texts of a
-// schema: masking (a copy of the logits included), the check against the tokens left, and the new state. Times are of the
+// schema, and of calls of four tools: masking (a copy of the logits included), the check against the tokens left, and the new state. Times are of the
 // process, so that other programs on the machine count little.
 //
 //   node bench/structured-output.mjs [--vocabulary 131072] [--tokens 300]
 import { parseArgs } from 'node:util';
 import ranks from 'gpt-tokenizer/bpeRanks/o200k_base';
+import { HERMES } from '../dist/data/answer-form.js';
 import { StructuredOutput } from '../dist/infer/structured/structured-output.js';
 
 const { values } = parseArgs({
@@ -40,7 +41,15 @@ const person = {
   required: ['name', 'age', 'about', 'friends'],
   additionalProperties: false,
 };
-const formats = { 'person schema': { type: 'json_schema', schema: person }, json_object: { type: 'json_object' } };
+const tools = ['get_weather', 'find_people', 'add', 'send'].map((name) => ({ name, schema: person }));
+const form = { calls: HERMES, reasoning: null };
+const calls = { type: 'tool_calls', form, tools, isParallel: true, document: null };
+const formats = {
+  'tools, in calls': { ...calls, isRequired: true },
+  'tools, free text': { ...calls, isRequired: false },
+  'person schema': { type: 'json_schema', schema: person },
+  json_object: { type: 'json_object' },
+};
 
 /** Microseconds that this process has computed. */
 const now = () => {

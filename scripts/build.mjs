@@ -30,8 +30,8 @@ function replace(path, content) {
   renameSync(aside, path);
 }
 
-// Kernel sources, and figures that a module reads.
-const BESIDE = /\.(cpp|h|cu|cuh|json)$/;
+// Kernel sources and kernels in WebAssembly, plain JavaScript, and figures that a module reads.
+const BESIDE = /\.(cpp|h|cu|cuh|json|wasm|mjs)$/;
 const sources = [];
 for (const entry of readdirSync(join(root, 'src'), { recursive: true, withFileTypes: true })) {
   const from = join(entry.parentPath ?? entry.path, entry.name);

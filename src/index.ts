@@ -19,12 +19,10 @@ export type {
   RuntimeConfig,
   TrainConfig,
 } from './config/schema.js';
-export type { AnswerForm, CallForm, WithIds } from './data/answer-form.js';
-export type { Device, DeviceKind } from './device/device.js';
+export type { Device, DeviceKind, HostDevice, KernelSource } from './device/device.js';
 export type { CompileProgress } from './device/kernel-cache.js';
 export { type OpenDeviceOptions, openDevice } from './device/open.js';
 export { ExitCode, TrefoilError, UsageError } from './errors.js';
-export type { ToolCall } from './infer/answer-parser.js';
 export { Chat, type ChatOptions, type ChatTool, Conversation } from './infer/chat.js';
 export { createEngine } from './infer/engine/engine.js';
 export type { Engine, EngineOptions, EngineStats, EventSink } from './infer/engine/interface.js';
@@ -42,7 +40,6 @@ export {
 export type { SamplingOptions } from './infer/engine/sampler.js';
 export { type GenerateOptions, type Generation, generate, generateAll, type TextPiece } from './infer/generate.js';
 export { type LoadedModel, type LoadOptions, loadModel, type TextSource } from './infer/load.js';
-export type { CallableTool, ToolCalls } from './infer/structured/calls.js';
 export type { JsonSchema } from './infer/structured/schema.js';
 export type { ResponseFormat } from './infer/structured/structured-output.js';
 export type { Terminal } from './live-line.js';

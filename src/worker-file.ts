@@ -1,6 +1,5 @@
 /** The program of a worker thread: a compiled module of the package, or, when Trefoil runs from its sources, a bundle. */
 import { existsSync, mkdtempSync, rmSync } from 'node:fs';
-import { createRequire } from 'node:module';
 import { tmpdir } from 'node:os';
 import { basename, join } from 'node:path';
 import { fileURLToPath, pathToFileURL } from 'node:url';
@@ -22,9 +21,6 @@ async function buildBundle(source: string): Promise<URL> {
   const folder = mkdtempSync(join(tmpdir(), 'trefoil-worker-'));
   process.once('exit', () => rmSync(folder, { recursive: true, force: true }));
   const outfile = join(folder, `${basename(source, '.ts')}.mjs`);
-  // koffi finds its native library by its own path, so it stays where it is.
-  const koffi = createRequire(import.meta.url).resolve('koffi');
-  const inPlace = { alias: { koffi }, external: [koffi] };
   await build({
     entryPoints: [source],
     bundle: true,
@@ -34,7 +30,6 @@ async function buildBundle(source: string): Promise<URL> {
     logLevel: 'error',
     // Modules that are loaded when they are needed are found from the sources, not from the bundle's folder.
     define: { 'import.meta.url': JSON.stringify(pathToFileURL(source).href) },
-    ...inPlace,
   });
   return pathToFileURL(outfile);
 }

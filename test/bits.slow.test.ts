@@ -2,9 +2,11 @@
  * One set of bits: sixteen operations with their gradients and the first steps of the quickstart, computed by kernels as
  * other compilers make them for other processors (`dev/bits.mjs`). The short form compares two widths of vectors.
  */
-import { spawnSync } from 'node:child_process';
-import { existsSync, readFileSync } from 'node:fs';
+import { execFile, spawnSync } from 'node:child_process';
+import { existsSync, mkdtempSync, readFileSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { promisify } from 'node:util';
 import { beforeAll, describe, expect, it, type TestContext } from 'vitest';
 import { root, runNode, trefoilMain } from '../src/testing/cli.js';
 
@@ -19,10 +21,27 @@ interface Bits {
   readonly quickstart?: { readonly losses: readonly number[]; readonly weights: string };
 }
 
-async function bits(env: Record<string, string>, words: readonly string[] = []): Promise<Bits> {
+async function bits(env: Record<string, string>, words: readonly string[] = [], node?: string): Promise<Bits> {
+  if (node !== undefined) {
+    const { stdout } = await promisify(execFile)(node, [program, ...words], {
+      cwd: root,
+      env: { ...process.env, ...env },
+    });
+    return JSON.parse(stdout) as Bits;
+  }
   const { code, stdout, stderr } = await runNode([program, ...words], { env });
   expect(code, stderr).toBe(0);
   return JSON.parse(stdout) as Bits;
+}
+
+/** Another version of Node for this machine, from npm's registry. */
+async function nodeFromNpm(version: number): Promise<{ folder: string; remove: () => void }> {
+  const folder = mkdtempSync(join(tmpdir(), `trefoil-node-${version}-`));
+  const run = promisify(execFile);
+  const name = `node-${process.platform}-${process.arch}@${version}`;
+  const { stdout } = await run('npm', ['pack', name, '--silent', '--pack-destination', folder]);
+  await run('tar', ['-xzf', join(folder, stdout.trim().split('\n').at(-1)!), '-C', folder]);
+  return { folder, remove: () => rmSync(folder, { recursive: true, force: true }) };
 }
 
 function skipped(context: TestContext, reason: string): never {
@@ -54,4 +73,25 @@ describe('the same bits', () => {
       if (!isInstalled(compiler)) skipped(context, `${compiler} is not installed: apt-get install clang`);
       expect(await bits({ CXX: compiler })).toEqual(own);
     });
+
+  for (const version of [22, 24])
+    it(`in WebAssembly with Node ${version}`, { timeout: 900_000 }, async (context) => {
+      if (!isLong) skipped(context, 'brings another Node from npm: TREFOIL_LONG=1');
+      const { folder, remove } = await nodeFromNpm(version);
+      try {
+        const found = await bits({ TREFOIL_KERNELS: 'wasm' }, [], join(folder, 'package', 'bin', 'node'));
+        expect(found).toEqual(own);
+      } finally {
+        remove();
+      }
+    });
+
+  it('in WebAssembly, up to rounding where products are not fused', async () => {
+    const plain = await bits({ TREFOIL_KERNELS: 'wasm' });
+    // Random numbers and copies are exact in all sets.
+    expect(plain.hashes['random']).toBe(own.hashes['random']);
+    plain.quickstart!.losses.forEach((loss, i) => {
+      expect(Math.abs(loss - own.quickstart!.losses[i])).toBeLessThan(1e-3);
+    });
+  });
 });

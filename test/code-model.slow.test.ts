@@ -185,9 +185,12 @@ describe('retrieval.mjs', () => {
   });
 });
 
-describe('docs/explain/code-model.md', () => {
-  it('has the tables and charts of the stored results', async () => {
-    const { code, stdout, stderr } = await runNode([join(root, 'bench', 'code-model.mjs'), 'page', '--check']);
+describe('pages of measurements', () => {
+  it.each([
+    ['code-model.md', ['code-model.mjs', 'page']],
+    ['context.md', ['context-page.mjs']],
+  ])('docs/explain/%s has the tables and charts of the stored results', async (_, [name, ...words]) => {
+    const { code, stdout, stderr } = await runNode([join(root, 'bench', name), ...words, '--check']);
     expect(code, stdout + stderr).toBe(0);
   });
 });

@@ -240,8 +240,8 @@ const ROWS: Readonly<Record<string, (context: TestContext) => Promise<void>>> = 
     expect(await jsonOf('data', 'join', '--out', at('parts'))).toMatchObject({ documents: 80, shards: 1 });
   },
   'data tokenizer': async () => {
-    const result = await jsonOf('data', 'tokenizer', ...documents(), '--vocab-size', '300', '--out', at('tokenizer'));
-    expect(result).toMatchObject({ vocab_size: 300, documents: 80 });
+    const result = await jsonOf('data', 'tokenizer', ...documents(), '--vocab-size', '262', '--out', at('tokenizer'));
+    expect(result).toMatchObject({ vocab_size: 262, documents: 80 });
   },
   'data cache': async () => {
     expect(keys(await jsonOf('data', 'cache'))).toEqual(['folder', 'bytes', 'entries', 'removed']);

@@ -6,7 +6,7 @@
  */
 import { spawn, spawnSync } from 'node:child_process';
 import { once } from 'node:events';
-import { chmodSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { chmodSync, existsSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { type AddressInfo, createServer } from 'node:net';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
@@ -103,7 +103,7 @@ function recorded(records: string): { words: string[]; env: Record<string, strin
 async function expectValid(words: readonly string[], env: Record<string, string>): Promise<void> {
   const line = words.join(' ');
   const end = words.includes('--') ? words.indexOf('--') : words.length;
-  const training = words[0] === 'train' ? words : words[0] === 'launch' ? words.slice(end + 1) : [];
+  const training = withModel(words[0] === 'train' ? words : words[0] === 'launch' ? words.slice(end + 1) : []);
   if (training.length > 0) {
     const { code, stderr } = await runCli([...training, '--print-config'], { env });
     expect(code, `${line}: ${stderr}`).toBe(0);
@@ -114,6 +114,18 @@ async function expectValid(words: readonly string[], env: Record<string, string>
   expect(code, `${line}: no such command`).toBe(0);
   for (const flag of words.slice(0, end).filter((word) => word.startsWith('--')))
     expect(stdout, `${line}: ${flag}`).toContain(flag.split('=')[0]);
+}
+
+/** A model that is on another machine: a golden one where the config needs one, else the config alone is checked. */
+function withModel(words: readonly string[]): readonly string[] {
+  const at = words.indexOf('--from');
+  if (at < 0 || existsSync(words[at + 1])) return words;
+  const isNeeded = words.includes('lora');
+  return [
+    ...words.slice(0, at),
+    ...(isNeeded ? ['--from', join(root, 'test/golden/hf/llama')] : []),
+    ...words.slice(at + 2),
+  ];
 }
 
 /** Commands that have commands of their own. */

@@ -51,7 +51,7 @@ it('a file system that becomes read-only', async ({ skip }) => {
   const mounted = system('mount', '-o', 'loop,errors=remount-ro', image, disk);
   if (mounted.status !== 0) skip(`cannot mount a disk: ${mounted.stderr.trim()}`);
   try {
-    // What the kernel does after an error of the disk; a remount by hand is refused while files are open.
+    // As the kernel does after an error of the disk; a remount by hand is refused while files are open.
     const device = basename(system('findmnt', '-no', 'SOURCE', disk).stdout.trim());
     const trigger = `/sys/fs/ext4/${device}/trigger_fs_error`;
     if (!existsSync(trigger)) skip(`no ${trigger}`);

@@ -6,13 +6,13 @@
 //
 // --python   a Python with tokenizers: python -m venv V; V/bin/pip install tokenizers -> V/bin/python; without it only ours runs
 //
-// The text is made of the words of this repository with their frequencies; some are changed, so that the number of distinct words
-// grows with the text as in a real corpus. Lines have no white space at their ends: the peer reads line by line.
-import { mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+// Lines of the text (bench/corpus.mjs) have no white space at their ends: the peer reads line by line.
+import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { availableParallelism, loadavg, tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
+import { texts } from '../corpus.mjs';
 import { table } from '../markdown.mjs';
 import { timed } from '../timed.mjs';
 
@@ -26,53 +26,15 @@ const { values } = parseArgs({
   },
 });
 const FILES = 16;
-const CHANGED = 0.03;
 const MIN_COUNT = 2;
 const root = fileURLToPath(new URL('../..', import.meta.url));
 const folder = mkdtempSync(join(tmpdir(), 'trefoil-tokenizer-'));
 
-/** Lines of the documents and sources, without white space around them. */
-function linesOfTree() {
-  const lines = [];
-  for (const name of ['docs', 'src', 'test'])
-    for (const entry of readdirSync(join(root, name), { recursive: true, withFileTypes: true }))
-      if (entry.isFile() && /\.(md|ts|tsx|cpp|cu)$/.test(entry.name))
-        for (const line of readFileSync(join(entry.parentPath, entry.name), 'utf8').split('\n'))
-          if (line.trim() !== '') lines.push(line.trim());
-  return lines;
-}
-
-function randomNumbers(seed) {
-  let state = seed >>> 0;
-  return () => {
-    state = (Math.imul(state, 1664525) + 1013904223) >>> 0;
-    return state / 2 ** 32;
-  };
-}
-
 function writeCorpus(bytes) {
-  const random = randomNumbers(11);
-  const lines = linesOfTree();
   mkdirSync(join(folder, 'corpus'));
-  for (let file = 0; file < FILES; file++) {
-    const parts = [];
-    for (let size = 0; size < bytes / FILES; ) {
-      const line = lines[Math.floor(random() * lines.length)];
-      const words = line.split(' ').map((word) => {
-        if (random() > CHANGED) return word;
-        return (
-          word +
-          Math.floor(random() ** 4 * 1e7)
-            .toString(26)
-            .replace(/\d/g, (digit) => 'qrstuvwxyz'[Number(digit)])
-        );
-      });
-      const text = words.join(' ');
-      parts.push(text);
-      size += Buffer.byteLength(text) + 1;
-    }
-    writeFileSync(join(folder, 'corpus', `${String(file).padStart(2, '0')}.txt`), `${parts.join('\n')}\n`);
-  }
+  let file = 0;
+  for (const text of texts(bytes / FILES, FILES))
+    writeFileSync(join(folder, 'corpus', `${String(file++).padStart(2, '0')}.txt`), text);
 }
 
 const PEER = `

@@ -99,6 +99,11 @@ function report(error: unknown, argv: readonly string[], commands: readonly Comm
   return isExpected ? error.exitCode : ExitCode.failed;
 }
 
+/** Commands of other programs. */
+const OTHER_NAMES: Readonly<Record<string, string>> = {
+  finetune: 'fine-tune with trefoil train --config lora --from MODEL --local-path FILE (docs/guide/fine-tune.md)',
+};
+
 /** Commander's "error: unknown option '--ful'\n(Did you mean --full?)" on one line. */
 function usageLine(
   { code, message }: CommanderError,
@@ -112,6 +117,8 @@ function usageLine(
     .replace(/ \(Did you mean (one of )?(.*)\?\)/, (_, _several, names: string) =>
       suggestion(names.split(', '), stopping),
     );
+  const other = code === 'commander.unknownCommand' ? OTHER_NAMES[argv[0]?.replace('-', '')] : undefined;
+  if (other !== undefined) return `unknown command '${argv[0]}'; ${other}`;
   return code === 'commander.missingMandatoryOptionValue' ? `${line}${missingHint(line, argv)}` : line;
 }
 

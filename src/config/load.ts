@@ -161,7 +161,8 @@ function addModel(
   for (const [key, setting] of settings) if (/^(model|nsa)\./.test(key) && isShipped(setting)) settings.delete(key);
   for (const [key, own] of model) {
     const given = settings.get(key);
-    if (given === undefined || isShipped(given)) settings.set(key, own);
+    const isOpen = key === 'model.vocab_size' && given?.value === null; // that of the data
+    if (given === undefined || isOpen || isShipped(given)) settings.set(key, own);
     else if (JSON.stringify(given.value) !== JSON.stringify(own.value) && !CHANGEABLE.test(key))
       lines.push(`${key}: ${show(given.value)}, but ${show(own.value)} in ${from}; leave it out [${given.where}]`);
   }

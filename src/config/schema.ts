@@ -375,7 +375,10 @@ export type ConfigInput = {
   [S in keyof Config]?: { [K in keyof Config[S]]?: InputOf<K, Config[S][K]> | undefined } | undefined;
 };
 
-/** Keys of a mapping may be omitted too. */
+/**
+ * Keys of a mapping may be omitted too.
+ * @opaque
+ */
 type InputOf<Key, Value> = Key extends 'sources'
   ? readonly MixedSourceInput[] | null
   : Value extends readonly unknown[]

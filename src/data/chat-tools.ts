@@ -20,7 +20,7 @@ interface WrittenCall {
   readonly function: { readonly name: string; readonly arguments: string | object };
 }
 
-/** What a template is rendered with. */
+/** Messages and tools that a template is rendered with. */
 export interface PreparedChat {
   readonly messages: readonly ChatMessage[];
   readonly tools: readonly ToolDescription[] | null;

@@ -99,6 +99,18 @@ export interface MemoryUse {
   readonly reservedBytes: number;
 }
 
+/** Where the kernels of the processor come from. */
+export interface KernelSource {
+  /** Compiled for this processor, or WebAssembly. */
+  readonly kind: 'native' | 'wasm';
+  /** The compiler, or the file in WebAssembly. */
+  readonly name: string;
+  /** Whether products are fused: then results have the bits of all such machines (docs/explain/determinism.md). */
+  readonly isFused: boolean;
+  /** Hash of the sources. */
+  readonly hash: string;
+}
+
 /** Where memory lives and kernels run. */
 export interface Device {
   readonly kind: DeviceKind;
@@ -123,4 +135,18 @@ export interface Device {
   copy(to: bigint, from: bigint, bytes: number): void;
   /** Returns when everything launched so far is done. */
   synchronize(): void;
+}
+
+/** The processor as a device. */
+export interface HostDevice extends Device {
+  readonly kind: 'cpu';
+  /** Threads that run kernels. Results do not depend on it. */
+  threads: number;
+  /** Temporary memory of the kernels, over all threads. */
+  readonly scratchBytes: number;
+  readonly kernelSource: KernelSource;
+}
+
+export function isHostDevice(device: Device): device is HostDevice {
+  return device.kind === 'cpu';
 }

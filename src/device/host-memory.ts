@@ -1,7 +1,8 @@
 /** Buffers of the host for large copies to a device, and for small results from it. */
-import koffi from 'koffi';
+
 import { CudaDevice } from './cuda/cuda.js';
 import type { Device } from './device.js';
+import koffi from './koffi.js';
 
 /** Memory of the host. */
 export interface HostMemory {

@@ -1,10 +1,12 @@
 /** Opens a device of this machine by its kind. */
 import { UsageError } from '../errors.js';
-import { defaultCompilerOptions } from './cpu/compile.js';
+import { defaultCompilerOptions, KernelCompiler } from './cpu/compile.js';
 import { CpuDevice } from './cpu/cpu.js';
 import { CudaDevice, cudaAbsence } from './cuda/cuda.js';
-import type { Device, DeviceKind } from './device.js';
+import type { Device, DeviceKind, HostDevice } from './device.js';
 import type { CompileProgress } from './kernel-cache.js';
+import { chooseKernels } from './kernel-choice.js';
+import { openWasmDevice } from './wasm/node.js';
 
 /** Options of `openDevice`; each applies to the device it names and is ignored by the other. */
 export interface OpenDeviceOptions {
@@ -18,8 +20,11 @@ export interface OpenDeviceOptions {
   readonly progress?: CompileProgress;
 }
 
-/** Opens a device: `cpu`, `cuda`, or with `auto` the GPU if this machine has a usable one and else the CPU. */
-export function openDevice(kind: 'cpu', options?: OpenDeviceOptions): CpuDevice;
+/**
+ * Opens a device: `cpu`, `cuda`, or with `auto` the GPU if this machine has a usable one and else the CPU. TREFOIL_KERNELS
+ * chooses between native kernels of the CPU and those in WebAssembly; `kernelSource` of the device tells which it has.
+ */
+export function openDevice(kind: 'cpu', options?: OpenDeviceOptions): HostDevice;
 export function openDevice(kind?: DeviceKind | 'auto', options?: OpenDeviceOptions): Device;
 export function openDevice(kind: DeviceKind | 'auto' = 'auto', options: OpenDeviceOptions = {}): Device {
   if (kind !== 'auto' && kind !== 'cpu' && kind !== 'cuda')
@@ -29,6 +34,8 @@ export function openDevice(kind: DeviceKind | 'auto' = 'auto', options: OpenDevi
   const report = progress ? { progress } : {};
   if (absence === null) return new CudaDevice({ index, compiler: report, deterministic });
   if (kind === 'cuda') throw new UsageError(`openDevice('cuda'): ${absence}; use 'auto' to fall back to the CPU`);
-  const compiler = { ...defaultCompilerOptions(process.env), ...report };
-  return new CpuDevice({ compiler, ...(threads === undefined ? {} : { threads }) });
+  const given = threads === undefined ? {} : { threads };
+  const compiler = new KernelCompiler({ ...defaultCompilerOptions(process.env), ...report });
+  if (chooseKernels(process.env, compiler).kind === 'wasm') return openWasmDevice(given);
+  return new CpuDevice({ compiler, ...given });
 }

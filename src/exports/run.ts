@@ -20,7 +20,7 @@ export type {
   SectionName,
 } from '../run/logs/heartbeat.js';
 export { type Heartbeat, readHeartbeats } from '../run/logs/heartbeat.js';
-export type { RunMetrics } from '../run/metrics.js';
+export type { MetricName, NamedMetric, RunMetrics } from '../run/metrics.js';
 export { type RunPaths, runPaths, writeHalt } from '../run/paths.js';
 export type { SafeDtype, SafeTensor, TensorToWrite, WriteSafetensorsOptions } from '../run/safetensors.js';
 export { readSafetensors, writeSafetensors } from '../run/safetensors.js';

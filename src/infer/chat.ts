@@ -3,7 +3,7 @@ import { type AnswerForm, HERMES, opensReasoning, templateForm } from '../data/a
 import { applyChatTemplate, type ChatMessage, encodeChat, requireChatTemplate } from '../data/chat.js';
 import { prepareChat } from '../data/chat-tools.js';
 import { UsageError } from '../errors.js';
-import { AnswerParser, type AnswerPart, joinParts, type ToolCall } from './answer-parser.js';
+import { AnswerParser, type AnswerPart, joinParts } from './answer-parser.js';
 import type { BatchEngine } from './engine/engine.js';
 import { DEFAULT_MAX_CONTEXT } from './engine/request.js';
 import type { KeptPages } from './engine/sequence.js';
@@ -11,6 +11,7 @@ import { advance, GeneratedText, type GenerateOptions, type Generation, ownEngin
 import { type TextSource, usedVocabulary } from './load.js';
 import { encodePrompt, expectInVocabulary, promptTooLong } from './prompt.js';
 import type { CallableTool, ToolCalls } from './structured/calls.js';
+import type { JsonSchema } from './structured/schema.js';
 
 /** A text in turns. Its pages are kept from turn to turn, so a turn reads only its own tokens. */
 export class Conversation {
@@ -102,7 +103,10 @@ export class Conversation {
 }
 
 /** A tool that a chat may call. */
-export interface ChatTool extends CallableTool {
+export interface ChatTool {
+  readonly name: string;
+  /** JSON schema of the arguments, an object. */
+  readonly schema: JsonSchema;
   /** Tells the model what the tool does. */
   readonly description?: string;
   /** Gets arguments that satisfy the schema. A result that is no text is given to the model as JSON. */
@@ -122,7 +126,7 @@ export interface ChatOptions extends GenerateOptions {
   /** Answers with calls after which a last one without tools is asked for. Default 8. */
   readonly maxRounds?: number;
   /** Called with every call and its result. */
-  readonly onCall?: (call: ToolCall, result: unknown) => void;
+  readonly onCall?: (call: { readonly name: string; readonly arguments: string }, result: unknown) => void;
   /** Further variables of the chat template, such as `enable_thinking`. */
   readonly variables?: Readonly<Record<string, unknown>>;
 }

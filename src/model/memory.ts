@@ -44,6 +44,8 @@ const ARCHITECTURE = 90;
 export interface MemoryEstimate {
   /** Bytes of the weights alone, as a checkpoint holds them. */
   readonly weights: number;
+  /** Bytes of a checkpoint, and of the copy from which it is written while training goes on (train.async_save). */
+  readonly copy: number;
   /** Bytes that stay for the whole run: weights, gradients, moments, and copies in bf16. */
   readonly state: number;
   /** Bytes at the peak of a step beyond that. */
@@ -232,7 +234,8 @@ export function estimateMemory(
   const activations = peak + evaluationBytes(shape, config, setting);
   // A checkpoint of adapters holds them alone.
   const weights = FLOAT * (part.adapters.length > 0 ? ofAdapters : parameterCount(shape));
-  return { weights, state, activations, total: state + activations };
+  const copy = weights + FLOAT * (2 * changed - oneMoment);
+  return { weights, copy, state, activations, total: state + activations };
 }
 
 /** Device kind, and bytes per activation element. */

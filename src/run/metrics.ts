@@ -360,6 +360,7 @@ export const COUNTERS: Readonly<Record<string, Counter>> = {
   log_dropped: { meaning: 'Log records that were dropped; absent at 0.', source: RUN },
 };
 
+/** The name of a metric. */
 export type MetricName = keyof typeof METRICS;
 
 /** Metrics that are numbers by names of the run's choice. */

@@ -384,7 +384,18 @@ describe('errors', () => {
   });
 
   it('unknown routes and methods', async () => {
-    expect((await fetch(`${url}/v1/nothing`)).status).toBe(404);
+    const nothing = await fetch(`${url}/v1/nothing`);
+    expect(nothing.status).toBe(404);
+    const { error } = (await nothing.json()) as { error: { message: string; code: string } };
+    expect(error.code).toBe('unknown_url');
+    for (const route of ['POST /v1/responses', 'POST /v1/messages', 'POST /v1/chat/completions', 'GET /v1/models'])
+      expect(error.message).toContain(route);
+    const messages = await fetch(`${url}/v1/messages`, { method: 'POST', body: '{}' });
+    expect([messages.status, await messages.json()]).toEqual([
+      400,
+      { type: 'error', error: { type: 'invalid_request_error', message: 'messages: expected a list of messages' } },
+    ]);
+    expect((await fetch(`${url}/v1/messages`)).status).toBe(405);
     expect((await fetch(`${url}/v1/completions`)).status).toBe(405);
     expect((await fetch(`${url}/metrics`, { method: 'POST' })).status).toBe(405);
     expect((await fetch(url, { method: 'OPTIONS' })).headers.get('access-control-allow-origin')).toBeNull();
@@ -495,6 +506,8 @@ describe('keys', () => {
     await expect(wrong.completions.create(BASE)).rejects.toBeInstanceOf(AuthenticationError);
     await expect(wrong.models.list()).rejects.toBeInstanceOf(AuthenticationError);
     expect((await openai.completions.create(BASE)).choices).toHaveLength(1);
+    const other = await fetch(`${server.url}/v1/models`, { headers: { 'x-api-key': 'other' } });
+    expect(other.status).toBe(200);
     const statuses = ['/health', '/metrics', '/tokenize', '/nothing', '/'].map(
       async (path) => (await fetch(server.url + path)).status,
     );

@@ -179,6 +179,48 @@ it('reasoning is apart from the content, streamed or not, and comes before requi
   expectCalls(calls);
 });
 
+it("answers Open WebUI's request: tools in every chat, schemas with titles and defaults, a stream with its usage", async () => {
+  const client = await start('smollm3');
+  const parameters = {
+    type: 'object',
+    properties: {
+      query: { type: 'string', description: 'The search query to look up' },
+      count: { anyOf: [{ type: 'integer' }, { type: 'null' }], default: 5, description: 'Number of results' },
+      filters: { type: 'object', additionalProperties: true, default: {}, title: 'Filters' },
+      tags: { type: 'array', items: { type: 'string' }, default: [] },
+    },
+    required: ['query'],
+  };
+  const body = {
+    ...{ model: 'tiny', stream: true as const, stream_options: { include_usage: true }, max_tokens: 60 },
+    messages: [
+      { role: 'system' as const, content: 'User Context:\n\n' },
+      { role: 'user' as const, content: [{ type: 'text' as const, text: 'What is new?' }] },
+    ],
+    tools: [
+      { type: 'function' as const, function: { name: 'search_web', description: 'Search the web.', parameters } },
+      {
+        type: 'function' as const,
+        function: {
+          name: 'get_current_timestamp',
+          description: 'Now.',
+          parameters: { type: 'object', properties: {}, required: [] },
+        },
+      },
+    ],
+    ...{ temperature: 0.8, seed: 4, stop: ['<end>'], frequency_penalty: 0.1, logit_bias: {} },
+  };
+  let [text, tokens, finish] = ['', 0, ''];
+  for await (const { choices, usage } of await client.chat.completions.create(body)) {
+    text += choices[0]?.delta.content ?? '';
+    finish = choices[0]?.finish_reason ?? finish;
+    tokens = usage?.completion_tokens ?? tokens;
+  }
+  expect(text).not.toBe('');
+  expect(tokens).toBeGreaterThan(0);
+  expect(['stop', 'length', 'tool_calls']).toContain(finish);
+});
+
 it('says once in the log that calls of the template are not JSON', async () => {
   const client = await start('pythonic');
   log.length = 0;

@@ -18,7 +18,7 @@ export async function buildChild(file: string, folder: string, program: string):
         name: 'koffi',
         setup({ onResolve }) {
           const { href } = pathToFileURL(createRequire(import.meta.url).resolve('koffi'));
-          onResolve({ filter: /^koffi$/ }, () => ({ path: href, external: true }));
+          onResolve({ filter: /^koffi$|\/koffi\.js$/ }, () => ({ path: href, external: true }));
         },
       },
     ],

@@ -5,9 +5,13 @@ import { findBackend } from '../device/cuda/compile.js';
 import { CudaDevice, cudaAbsence } from '../device/cuda/cuda.js';
 import { LibraryMissing } from '../device/cuda/libraries.js';
 import type { Device } from '../device/device.js';
+import type { WasmDevice } from '../device/wasm/device.js';
+import { openWasmDevice } from '../device/wasm/node.js';
 import { bfloat16ToFloat32, float32ToBfloat16 } from '../tensor/bfloat16.js';
 
-let shared: { readonly file: string | undefined; cpu?: CpuDevice; cuda?: CudaDevice } = { file: undefined };
+let shared: { readonly file: string | undefined; cpu?: CpuDevice; wasm?: WasmDevice; cuda?: CudaDevice } = {
+  file: undefined,
+};
 
 /** The devices of the current test file: files may share a process, and a test may count what is allocated. */
 function devicesOfFile(): typeof shared {
@@ -21,6 +25,12 @@ export function cpu(): CpuDevice {
   const devices = devicesOfFile();
   devices.cpu ??= new CpuDevice();
   return devices.cpu;
+}
+
+export function wasm(): WasmDevice {
+  const devices = devicesOfFile();
+  devices.wasm ??= openWasmDevice();
+  return devices.wasm;
 }
 
 export function cuda(): CudaDevice {
@@ -51,7 +61,10 @@ export interface TestDevice {
 
 /** For `describe.each(devices())`: a name, how to get the device, and the dtype to compute in. */
 export function devices(): TestDevice[] {
-  const list: TestDevice[] = [{ name: 'cpu', device: cpu, dtype: 'f32' }];
+  const list: TestDevice[] = [
+    { name: 'cpu', device: cpu, dtype: 'f32' },
+    { name: 'cpu in WebAssembly', device: wasm, dtype: 'f32' },
+  ];
   const absence = cudaAbsence();
   if (absence === null)
     list.push({ name: 'cuda', device: cuda, dtype: 'f32' }, { name: 'cuda in bf16', device: cuda, dtype: 'bf16' });

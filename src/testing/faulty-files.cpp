@@ -1,6 +1,6 @@
 // For LD_PRELOAD: a file system with faults, for files whose path contains $FAULTY_FILES, while the file $FAULTY_WHILE exists.
 // Writes to files of at least $HANGING_FROM bytes block, as on a network file system whose server is gone. Or, with $FAILING_ONE_IN,
-// one in so many calls that write, read, flush, open, rename or make a folder fails (EIO, ENOSPC), or a write is short.
+// one in that many calls that write, read, flush, open, rename or make a folder fails (EIO, ENOSPC), or a write is short.
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>

@@ -133,8 +133,10 @@ export async function evaluateSource(
         `the data has ${loader.vocabSize} tokens and the model ${model.shape.vocabSize}: it was trained with another tokenizer`,
       );
     await loader.readyToEvaluate?.(count);
-    const parts = loader.validationSources ?? [{ name: '', weight: 1, samples: loader.validationSamples }];
-    const batchesOf = parts.map(({ name }) => [...loader.evalBatches(count, name || undefined)]);
+    const { validationSources: sources } = loader;
+    const batchesOf = sources
+      ? sources.map(({ name }) => [...loader.evalBatches(count, name)])
+      : [[...loader.evalBatches(count)]];
     const batches = batchesOf.flat();
     if (batches.length === 0)
       throw new UsageError('the source holds no whole sample to evaluate; lower --seq-len or raise data.val_fraction');
@@ -149,16 +151,18 @@ export async function evaluateSource(
         onBatch(++done, batches.length);
       }),
     );
-    const evaluation = loader.validationSources
-      ? mixedEvaluation(parts.map((part, i) => ({ ...part, ...evaluations[i] })))
+    const evaluation = sources
+      ? mixedEvaluation(sources.map((source, i) => ({ ...source, ...evaluations[i] })))
       : evaluations[0];
+    // A stream knows its samples only now that it was read.
+    const held = sources?.map(({ samples }) => samples) ?? [loader.validationSamples];
     const nats = evaluations.reduce((sum, { loss, targets }) => sum + (targets === 0 ? 0 : loss * targets), 0);
     const isText = data.source !== 'synthetic' && data.source !== 'needle';
     const bytes = isText ? targetBytes(batches, createTokenizer(data.tokenizer)) : 0;
     return {
       ...evaluation,
       batches: batches.length,
-      complete: parts.every(({ samples }) => samples <= count * config.train.batch_size),
+      complete: held.every((samples) => samples <= count * config.train.batch_size),
       bitsPerByte: bytes === 0 ? null : nats / Math.LN2 / bytes,
       byPosition: positions.rows(),
       far: far?.result() ?? null,

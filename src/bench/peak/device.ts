@@ -1,7 +1,8 @@
 /** The measured peak of whatever computes, in FLOP/s: what MFU refers to. */
-import { CpuDevice } from '../../device/cpu/cpu.js';
+
 import { CudaDevice } from '../../device/cuda/cuda.js';
 import type { Device } from '../../device/device.js';
+import { isHostDevice } from '../../device/device.js';
 import { castInto } from '../../ops/cast/op.js';
 import { fillNormal } from '../../tensor/random/op.js';
 import { Tensor } from '../../tensor/tensor.js';
@@ -10,7 +11,7 @@ import { measurePeak } from './op.js';
 /** A quick measurement at the start of a run. */
 export function measureDevicePeak(device: Device): number {
   if (device instanceof CudaDevice) return measureMatrixPeak(device);
-  if (device instanceof CpuDevice) return measurePeak(device);
+  if (isHostDevice(device)) return measurePeak(device);
   throw new Error(`no peak can be measured on ${device.name}`);
 }
 

@@ -1,6 +1,5 @@
 /** The measured peaks of the CPU, which every share of peak in this project refers to: multiply-adds and reading memory. */
-import type { CpuDevice } from '../../device/cpu/cpu.js';
-import { defineKernels } from '../../device/device.js';
+import { defineKernels, type HostDevice } from '../../device/device.js';
 import { Tensor } from '../../tensor/tensor.js';
 
 const kernels = defineKernels(import.meta.url, {
@@ -17,7 +16,7 @@ const READ_FLOATS = 2 ** 26;
  * FLOP/s with the device's threads: the fastest thread of several short bursts, times the number of threads. Rates refer to
  * processor time, so that other programs on the machine do not lower the result.
  */
-export function measurePeak(device: CpuDevice, repeats = REPEATS): number {
+export function measurePeak(device: HostDevice, repeats = REPEATS): number {
   const { threads } = device;
   const out = Tensor.empty(device, [2, threads], 'f64');
   const kernel = device.kernels(kernels);
@@ -35,7 +34,7 @@ export function measurePeak(device: CpuDevice, repeats = REPEATS): number {
  * Bytes per second that the device's threads read from memory at once: the best of several passes, in processor time. Other
  * programs that use the memory lower it.
  */
-export function measureRead(device: CpuDevice, repeats = REPEATS): number {
+export function measureRead(device: HostDevice, repeats = REPEATS): number {
   const { threads } = device;
   const data = Tensor.zeros(device, [READ_FLOATS]);
   const out = Tensor.empty(device, [2, threads], 'f64');

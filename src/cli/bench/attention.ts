@@ -10,9 +10,9 @@ import {
 } from '../../bench/attention.js';
 import { measureDevicePeak } from '../../bench/peak/device.js';
 import type { TimeBudget } from '../../bench/timing.js';
-import { CpuDevice } from '../../device/cpu/cpu.js';
 import { CudaDevice } from '../../device/cuda/cuda.js';
 import type { Device } from '../../device/device.js';
+import { isHostDevice } from '../../device/device.js';
 import { UsageError } from '../../errors.js';
 import { fixed } from '../../numbers.js';
 import { SELECTED_PATHS } from '../../ops/attention/fused/op.js';
@@ -165,7 +165,7 @@ function planOf(device: Device, { lengths, tokens, quick = false }: Options): Pl
       threads: 1,
       digits: 3,
     };
-  if (device instanceof CpuDevice)
+  if (isHostDevice(device))
     return {
       lengths: sorted(quick ? QUICK_LENGTHS : LENGTHS),
       tokens: tokens ?? 1,

@@ -3,8 +3,8 @@ import type { DecodeBench } from '../../bench/decode-setup.js';
 import { measureRead } from '../../bench/peak/op.js';
 import { caseShape, trainCases } from '../../bench/train-cases.js';
 import { unreadVariables } from '../../config/legacy/environment.js';
-import { CpuDevice } from '../../device/cpu/cpu.js';
 import type { Device } from '../../device/device.js';
+import { type HostDevice, isHostDevice } from '../../device/device.js';
 import { PROMPT_KEYS } from '../../infer/environment.js';
 import { parameterCount } from '../../model/memory.js';
 import type { ModelShape } from '../../model/shape.js';
@@ -110,11 +110,11 @@ function run<Column extends string>(options: Options, io: Io, bench: CacheBench<
   );
   progress.clear();
   const rows = measured.map((row) => Object.fromEntries(bench.columns.map((name) => [name, rounded(row[name])])));
-  const weights = device instanceof CpuDevice ? weightRates(device, shape, measured[0]) : null;
+  const weights = isHostDevice(device) ? weightRates(device, shape, measured[0]) : null;
   if (options.json) printJson(io, weights ? { rows, weights } : { rows });
   else if (options.csv) io.out(formatCsv<string>(bench.columns, rows));
   else {
-    const threads = device instanceof CpuDevice ? `, ${plural(device.threads, 'thread')}` : '';
+    const threads = isHostDevice(device) ? `, ${plural(device.threads, 'thread')}` : '';
     io.out(`${device.name}${threads}; model: ${config}\n`);
     io.out(
       formatTable(
@@ -131,7 +131,7 @@ function run<Column extends string>(options: Options, io: Io, bench: CacheBench<
 }
 
 /** How fast the first row reads all weights once, beside how fast this machine reads memory. */
-function weightRates(device: CpuDevice, shape: ModelShape, row: Readonly<Record<string, number | string>>) {
+function weightRates(device: HostDevice, shape: ModelShape, row: Readonly<Record<string, number | string>>) {
   const table = shape.tieEmbeddings ? 0 : shape.vocabSize * shape.dim; // a token reads one row of it
   const bytes = 4 * (parameterCount(shape) - table);
   const perSecond = bytes / (Number(row['ms_total']) / 1000);

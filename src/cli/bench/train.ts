@@ -6,9 +6,9 @@ import { benchTraining, profileCudaStep, type StepBudget, type StepTime } from '
 import { caseLengths, caseShape, SMALL_GPT, type TrainCase, trainCases } from '../../bench/train-cases.js';
 import { kernelFlops } from '../../bench/train-flops.js';
 import { type ProfileRow, TimedDevice } from '../../bench/train-profile.js';
-import { CpuDevice } from '../../device/cpu/cpu.js';
 import { CudaDevice } from '../../device/cuda/cuda.js';
 import type { Device } from '../../device/device.js';
+import { isHostDevice } from '../../device/device.js';
 import { fixed } from '../../numbers.js';
 import { SELECTION_KERNELS } from '../../ops/attention/selected/op.js';
 import { plural } from '../../text.js';
@@ -116,7 +116,7 @@ function bench(options: Options, io: Io): void {
   const result = {
     machine: `${device.name}, ${availableParallelism()} cores`,
     device: device.kind,
-    threads: device instanceof CpuDevice ? device.threads : 0,
+    threads: isHostDevice(device) ? device.threads : 0,
     peak_gflops: fixed(peak / 1e9, 1),
     rows: measured.map((one) => rowOf(one, peak)),
   };

@@ -2,6 +2,7 @@
 import { isMainThread } from 'node:worker_threads';
 import { type CompilerOptions, defaultCompilerOptions } from '../../device/cpu/compile.js';
 import { endWithin as endOnDeadline, endOnSignals } from '../../device/cpu/end-on-signals.js';
+import { chooseKernels } from '../../device/kernel-choice.js';
 import { UsageError } from '../../errors.js';
 import { CompileProgressLine } from './compile-progress.js';
 
@@ -35,13 +36,14 @@ export function endWithin(seconds: number, line: string): void {
 function endQuickly(): () => () => void {
   if (!isMainThread) return () => () => {}; // signals belong to the main thread
   const texts = { SIGINT: endLine('interrupted'), SIGTERM: endLine('ended by SIGTERM') };
-  // Without a compiler the default action ends the process as fast, without a line.
+  // Without native code the default action ends the process as fast, without a line.
   return fromNative((options) => endOnSignals(texts, options)) ?? (() => () => {});
 }
 
-/** Null without a compiler. */
+/** Null without native kernels. */
 function fromNative<Result>(work: (options: CompilerOptions) => Result): Result | null {
   const options = { ...defaultCompilerOptions(process.env), progress: new CompileProgressLine(process.stderr) };
+  if (chooseKernels(process.env).kind === 'wasm') return null;
   try {
     return work(options);
   } catch (error) {

@@ -3,6 +3,7 @@ import type { Config } from '../../config/schema.js';
 import { defaultCompilerOptions, KernelCompiler } from '../../device/cpu/compile.js';
 import { cudaAbsence, gpuCount } from '../../device/cuda/cuda.js';
 import type { Device, DeviceKind } from '../../device/device.js';
+import { chooseKernels } from '../../device/kernel-choice.js';
 import { openDevice as open } from '../../device/open.js';
 import { UsageError } from '../../errors.js';
 import { CompileProgressLine } from './compile-progress.js';
@@ -22,6 +23,15 @@ export interface DeviceOptions {
   readonly deterministic?: boolean;
 }
 
+let hasWarned = false;
+
+/** Once per process: that native kernels cannot be had. */
+function warnOfFallback(): void {
+  const { warning } = chooseKernels(process.env);
+  if (warning !== null && !hasWarned) process.stderr.write(`trefoil: ${warning}\n`);
+  hasWarned = true;
+}
+
 export function deviceOption(description = 'where to compute; auto = CUDA if available'): Flag<DeviceChoice> {
   return choice('--device <name>', description, ['auto', 'cpu', 'cuda'], 'auto');
 }
@@ -31,6 +41,7 @@ export function openDevice({ device, threads, gpu, deterministic = false }: Devi
   const absence = device === 'cpu' ? null : cudaAbsence();
   if (device === 'cuda' && absence !== null) throw new UsageError(`--device cuda: ${absence} (or use --device cpu)`);
   const isGpu = device !== 'cpu' && absence === null;
+  if (!isGpu) warnOfFallback();
   return open(device, {
     ...(threads === undefined ? {} : { threads }),
     ...(isGpu && gpu ? { index: gpu(gpuCount()) } : {}),
@@ -59,6 +70,7 @@ export async function compileColdKernels(config: Config, env: Io['env']): Promis
   const { device } = config.runtime;
   if (device === 'cuda' || (device === 'auto' && cudaAbsence() === null)) return;
   const compiler = new KernelCompiler({ ...defaultCompilerOptions(env), progress });
+  if (chooseKernels(env, compiler).kind === 'wasm') return;
   if (compiler.isCold) await compiler.compileAll((kernel) => needsKernel(config, kernel));
 }
 

@@ -203,6 +203,7 @@ function runElements(run: RunReport, name: string, folder: string): DocumentElem
   const git = part<{ commit: string; branch: string }>('git');
   const machine = part<Record<string, unknown>>('machine');
   const device = part<Record<string, unknown>>('device');
+  const source = part<Record<string, unknown>>('kernel_source');
   const ranks = part<{ world: number; launcher: string }>('ranks');
   const versions = Object.entries(part<Record<string, unknown>>('versions') ?? {});
   const paths = runPaths(run.dir);
@@ -217,6 +218,11 @@ function runElements(run: RunReport, name: string, folder: string): DocumentElem
         `${plain(machine['cpu'])}, ${plain(machine['cores'])} cores, ${plain(machine['memory_mib'])} MiB, ${plain(machine['platform'])}`,
     ],
     ['device', device && `${plain(device['kind'])}: ${plain(device['name'])}`],
+    [
+      'CPU kernels',
+      source &&
+        `${plain(source['kind'])}: ${plain(source['name'])}, products ${source['isFused'] === true ? 'fused' : 'not fused'}, sources ${plain(source['hash'])}`,
+    ],
     ['attention kernels', part<string>('kernels')],
     ...(ranks ? [['ranks', `${plain(ranks.world)}, started by ${plain(ranks.launcher)}`] as [string, string]] : []),
     ['versions', versions.map(([key, value]) => `${key} ${plain(value)}`).join(', ')],

@@ -37,7 +37,7 @@ export interface ChatMessage {
   readonly role: 'system' | 'user' | 'assistant' | 'tool';
   readonly content: string;
   readonly tool_calls?: readonly ToolCall[];
-  /** Of a result: the call that it belongs to. */
+  /** The call that a result belongs to. */
   readonly tool_call_id?: string;
 }
 

@@ -21,7 +21,7 @@ const FOOTER_BYTES = 1 << 19;
 const MAX_GROUP_ROWS = 1 << 24;
 /** With those of its dictionary. */
 const MAX_VALUES = 2 * MAX_GROUP_ROWS;
-/** What the pages of a column may take in a group when they are unpacked: a few bytes can claim any size. */
+/** Limit of a column in a group when its pages are unpacked: a few bytes can claim any size. */
 const MAX_GROUP_BYTES = 2 ** 32;
 const MAX_PAGE_BYTES = 2 ** 30;
 

@@ -6,6 +6,7 @@ import { checkedId, createByteStreamDecoder, decodeUtf8 } from './bytes.js';
 import { wordEnd } from './gpt2-words.js';
 import { createMerger } from './merge.js';
 import { TokenBuffer } from './token-buffer.js';
+import { UnitBuffer } from './unit-buffer.js';
 import { WordCache } from './word-cache.js';
 
 interface Ranks {
@@ -19,8 +20,6 @@ const END_OF_TEXT = 50256;
 const ASCII = /^[\0-\x7f]*$/;
 /** Longer words rarely repeat: they are not cached. */
 const CACHED_WORD_LENGTH = 40;
-/** The copy of a longer text is not kept for the next one. */
-const KEPT_UNITS = 1 << 20;
 
 export function createGpt2Tokenizer(): Tokenizer {
   // Loaded here: an import would cost every command 20 ms, most of which have another tokenizer.
@@ -41,18 +40,11 @@ export function createGpt2Tokenizer(): Tokenizer {
   };
 
   const cache = new WordCache();
-  let kept = new Uint16Array(0);
-  /** The UTF-16 units of a text, in an array, which is faster to read than a string. */
-  const unitsOf = (text: string): Uint16Array => {
-    const units = text.length <= kept.length ? kept : new Uint16Array(text.length);
-    if (text.length <= KEPT_UNITS) kept = units;
-    Buffer.from(units.buffer).write(text, 'utf16le');
-    return units;
-  };
+  const buffer = new UnitBuffer();
 
   const encodeInto = (text: string, tokens: TokenBuffer): void => {
     const { length } = text;
-    const units = unitsOf(text);
+    const units = buffer.of(text);
     // Most text has one token per four UTF-16 units, so room for that is reserved first, and more when it is used up.
     let ids = tokens.reserve((length >> 2) + 16);
     let count = tokens.length;

@@ -4,6 +4,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, describe, expect, it } from 'vitest';
 import { UsageError } from '../../errors.js';
+import { cpuMs } from '../../testing/cpu-time.js';
 import { byteLevelTokenizerJson } from '../testing/tokenizer-json.js';
 import { doubtfulPattern } from './huggingface/step.js';
 import { createHuggingFaceTokenizer } from './huggingface.js';
@@ -51,13 +52,14 @@ describe('the tokenizer of a stranger', () => {
 
   it('may have 300,000 added tokens, of which the longest is found', () => {
     const path = write({ added_tokens: added(300_000, (i) => `<tok_${i}>`) });
-    const started = performance.now();
-    const tokenizer = createHuggingFaceTokenizer(path);
-    expect([...tokenizer.encode('a<tok_299999><tok_1><tok_')]).toEqual([
-      ...[97, 300_262, 264],
-      ...Buffer.from('<tok_'),
-    ]);
-    expect(performance.now() - started).toBeLessThan(10_000); // 26 s as one expression on an idle machine
+    const ms = cpuMs(() => {
+      const tokenizer = createHuggingFaceTokenizer(path);
+      expect([...tokenizer.encode('a<tok_299999><tok_1><tok_')]).toEqual([
+        ...[97, 300_262, 264],
+        ...Buffer.from('<tok_'),
+      ]);
+    });
+    expect(ms).toBeLessThan(10_000); // 26 s as one expression
   });
 
   it('finds the same of many added tokens as of few', () => {

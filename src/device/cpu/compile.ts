@@ -11,6 +11,7 @@ import { text } from 'node:stream/consumers';
 import { fileURLToPath } from 'node:url';
 import type { Environment } from '../../environment.js';
 import { UsageError } from '../../errors.js';
+import type { KernelSource } from '../device.js';
 import {
   type CompileProgress,
   interruption,
@@ -184,6 +185,12 @@ export class KernelCompiler {
     const sources = kernelSources();
     const cached = sources.filter((source) => this.#cache.find(this.#key(source), this.#identity()) !== null).length;
     return { cached, total: sources.length };
+  }
+
+  /** The compiler of the kernels, and for which processor. The hash is that of the runtime, which all kernels need. */
+  get source(): Pick<KernelSource, 'name' | 'hash'> {
+    const name = `${this.#identity() ?? 'the cache'} for ${this.#options.target ?? 'this processor'}`;
+    return { name, hash: this.#key(join(HERE, 'runtime.cpp')) };
   }
 
   /** Whether no kernel has been compiled yet. */

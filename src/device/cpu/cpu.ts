@@ -2,20 +2,22 @@
 import { availableParallelism, cpus, freemem } from 'node:os';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
-import koffi from 'koffi';
 import { OutOfMemory, UsageError } from '../../errors.js';
 import {
   type Addressable,
   type ArgumentKind,
   type Device,
   expectDevice,
+  type HostDevice,
   type KernelModule,
+  type KernelSource,
   type Kernels,
   type MemoryUse,
   type Signature,
   type Signatures,
   type StructArgument,
 } from '../device.js';
+import koffi from '../koffi.js';
 import { MemoryPool } from '../pool.js';
 import { type CompilerOptions, defaultCompilerOptions, KernelCompiler } from './compile.js';
 import { type LaunchList, LaunchRecorder } from './launch-list.js';
@@ -32,20 +34,20 @@ const FFI_TYPES: Record<ArgumentKind, string> = {
 export interface CpuOptions {
   /** Threads that run kernels; defaults to all cores. Results do not depend on it. */
   readonly threads?: number;
-  readonly compiler?: CompilerOptions;
+  readonly compiler?: CompilerOptions | KernelCompiler;
 }
 
 type NativeCall = (...values: unknown[]) => unknown;
 type Library = ReturnType<typeof koffi.load>;
 
 /** The CPU: native memory, and C++ kernels that are compiled on first use. */
-export class CpuDevice implements Device {
+export class CpuDevice implements HostDevice {
   readonly kind = 'cpu';
   readonly name: string;
   readonly compiler: KernelCompiler;
   readonly #modules = new Map<KernelModule, Kernels<Signatures>>();
   readonly #runtime: Record<
-    'allocate' | 'free' | 'copy' | 'zero' | 'replay' | 'threads' | 'setThreads' | 'scratchBytes',
+    'allocate' | 'free' | 'copy' | 'zero' | 'replay' | 'threads' | 'setThreads' | 'scratchBytes' | 'isFused',
     NativeCall
   >;
   /** Addresses of the functions that are recorded besides kernels. */
@@ -59,7 +61,8 @@ export class CpuDevice implements Device {
     if (!Number.isInteger(threads) || threads < 1 || threads > 1024)
       throw new UsageError(`threads must be an integer from 1 to 1024, not ${threads}`);
     this.name = cpus()[0]?.model.trim() ?? process.arch;
-    this.compiler = new KernelCompiler(options.compiler ?? defaultCompilerOptions(process.env));
+    const { compiler = defaultCompilerOptions(process.env) } = options;
+    this.compiler = compiler instanceof KernelCompiler ? compiler : new KernelCompiler(compiler);
     const source = join(fileURLToPath(new URL('.', import.meta.url)), 'runtime.cpp');
     // Global symbols: all kernel libraries use the thread pool and scratch memory of this library.
     const library = load(this.compiler.library(source), { global: true });
@@ -71,6 +74,7 @@ export class CpuDevice implements Device {
       replay: library.func('trefoil_replay', 'void', ['void *', 'int64_t']),
       threads: library.func('trefoil_threads', 'int', []),
       setThreads: library.func('trefoil_set_threads', 'void', ['int']),
+      isFused: library.func('trefoil_is_fused', 'int', []),
       scratchBytes: library.func('trefoil_scratch_bytes', 'int64_t', []),
     };
     this.#addresses = { copy: library.symbol('trefoil_copy'), zero: library.symbol('trefoil_zero') };
@@ -152,6 +156,11 @@ export class CpuDevice implements Device {
 
   freeBytes(): number {
     return freemem();
+  }
+
+  /** The compiler, or the cache of one that is not here. */
+  get kernelSource(): KernelSource {
+    return { kind: 'native', isFused: this.#runtime.isFused() === 1, ...this.compiler.source };
   }
 
   /** Scratch memory of the kernels, over all threads. */

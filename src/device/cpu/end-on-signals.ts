@@ -1,7 +1,7 @@
 /** Ends the process on a signal from native code: while a kernel runs, handlers in JavaScript do not. */
 import { constants } from 'node:os';
 import { fileURLToPath } from 'node:url';
-import koffi from 'koffi';
+import koffi from '../koffi.js';
 import { type CompilerOptions, KernelCompiler } from './compile.js';
 
 export type EndingSignal = 'SIGINT' | 'SIGTERM';

@@ -11,6 +11,8 @@
 constexpr int kTileRows = 6, kPanelVectors = 4;  // 24 of 32 registers hold C
 #elif defined(__ARM_NEON)
 constexpr int kTileRows = 6, kPanelVectors = 4;
+#elif defined(__wasm__)
+constexpr int kTileRows = 4, kPanelVectors = 2;  // with more, V8 keeps some of C in memory: half the speed
 #else
 constexpr int kTileRows = 6, kPanelVectors = 2;  // 12 of 16 registers hold C
 #endif

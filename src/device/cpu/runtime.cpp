@@ -4,6 +4,8 @@
 // crashes the process. These threads are never joined, and the library is never unloaded.
 #include "runtime.h"
 
+#include "simd.h"
+
 #include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -195,6 +197,9 @@ void trefoil_set_threads(int threads) {
   p.threads = threads;
   p.taken.clear(std::memory_order_release);
 }
+
+// 1 if a product and a sum are rounded once.
+int trefoil_is_fused() { return rounds_once(); }
 
 int trefoil_threads() { return pool().threads; }
 

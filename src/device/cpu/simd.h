@@ -323,3 +323,13 @@ class SquareSums {
   static constexpr int kParts = kSquareLanes / kDoubles;
   dvec lanes_[kParts] = {};
 };
+
+// Whether `multiply_add` rounds once, in all its forms: (1 + e)^2 - 1 - 2e is e^2, and 0 if the product is rounded first.
+inline bool rounds_once() {
+  volatile float e = 0x1p-12f;
+  volatile double d = 0x1p-27;
+  const float x = 1 + e, minus = -1 - 2 * e;
+  const double y = 1 + d, negative = -1 - 2 * d;
+  return multiply_add(splat(x), splat(x), splat(minus))[kLanes - 1] == e * e && multiply_add(x, x, minus) == e * e &&
+         multiply_add(y, y, negative) == d * d;
+}

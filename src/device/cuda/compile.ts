@@ -7,11 +7,11 @@ import { availableParallelism, tmpdir } from 'node:os';
 import { dirname, join, relative } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { Worker } from 'node:worker_threads';
-import koffi from 'koffi';
 import type { Environment } from '../../environment.js';
 import { TrefoilError, UsageError } from '../../errors.js';
 import { workerFile } from '../../worker-file.js';
 import { type CompileProgress, interruption, KernelCache, kernelKey, sourceWithHeaders } from '../kernel-cache.js';
+import koffi from '../koffi.js';
 import { LibraryMissing, NVRTC, openLibrary } from './libraries.js';
 import type { KernelMacros } from './runtime.js';
 

@@ -2,7 +2,7 @@
  * Copies from host to GPU on a second stream, while kernels run. The bytes go to a buffer of the queue, from which the
  * device's stream copies them in its own order. The host waits only for the previous copy, which has normally finished.
  */
-import koffi from 'koffi';
+import koffi from '../koffi.js';
 import type { CudaDevice } from './cuda.js';
 
 const STREAM_NON_BLOCKING = 1;

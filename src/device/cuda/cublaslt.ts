@@ -3,9 +3,10 @@
  * its results for large products. cuBLASLt is column-major, where a row-major matrix is its transpose: D = A B is computed
  * as Dᵀ = Bᵀ Aᵀ without copies.
  */
-import koffi from 'koffi';
+
 import type { Environment } from '../../environment.js';
 import { TrefoilError, UsageError } from '../../errors.js';
+import koffi from '../koffi.js';
 import { CUBLASLT, openLibrary } from './libraries.js';
 import type { MatrixProduct } from './runtime.js';
 

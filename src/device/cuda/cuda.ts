@@ -14,6 +14,7 @@ import {
   type Signatures,
 } from '../device.js';
 import { KernelCache, kernelCacheFolder } from '../kernel-cache.js';
+import { koffiAbsence } from '../koffi.js';
 import type { MemoryPool } from '../pool.js';
 import { CudaClock, type TimelineEntry } from './clock.js';
 import { CudaCompiler, type CudaCompilerOptions, tryBackend } from './compile.js';
@@ -48,6 +49,8 @@ export function cudaAbsence(): string | null {
 
 function findAbsence(): string | null {
   if (process.platform !== 'linux') return `no CUDA device: ${process.platform} has no CUDA`;
+  const withoutNative = koffiAbsence();
+  if (withoutNative !== null) return `no CUDA device: ${withoutNative}`;
   try {
     const driver = openDriver();
     if (driver === null) return 'no CUDA device: no NVIDIA GPU found';

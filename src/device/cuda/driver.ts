@@ -1,6 +1,7 @@
 /** Typed functions of the CUDA driver. Every call is checked. */
-import koffi from 'koffi';
+
 import { TrefoilError } from '../../errors.js';
+import koffi from '../koffi.js';
 import { DRIVER, type Library, openLibrary } from './libraries.js';
 
 const handle = 'void *';

@@ -1,5 +1,5 @@
 /** Kernel launches on the device's stream, with their arguments in native memory. */
-import koffi from 'koffi';
+import koffi from '../koffi.js';
 import { CudaError, type Driver } from './driver.js';
 import { Floating, type LaunchArgument, type LaunchShape } from './runtime.js';
 import type { DeviceStream } from './stream.js';

@@ -5,8 +5,8 @@
 import { existsSync, readdirSync } from 'node:fs';
 import { homedir } from 'node:os';
 import { join } from 'node:path';
-import koffi from 'koffi';
 import type { Environment } from '../../environment.js';
+import koffi from '../koffi.js';
 
 export type Library = ReturnType<typeof koffi.load>;
 

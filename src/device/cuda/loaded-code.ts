@@ -1,5 +1,5 @@
 /** The code of one CUDA module on the GPU: kernels and constants by name. */
-import koffi from 'koffi';
+import koffi from '../koffi.js';
 import { CudaError, type Driver } from './driver.js';
 import type { CudaCode, LaunchArgument, LaunchShape } from './runtime.js';
 

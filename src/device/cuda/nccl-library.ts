@@ -1,8 +1,9 @@
 /** Typed functions of NCCL. Every call is checked. Loading needs no GPU; a communicator does. */
-import koffi from 'koffi';
+
 import type { Environment } from '../../environment.js';
 import { TrefoilError } from '../../errors.js';
 import type { Reduction, WireType } from '../collectives.js';
+import koffi from '../koffi.js';
 import { NCCL, openLibrary } from './libraries.js';
 
 type Native = (...values: unknown[]) => number;
@@ -14,7 +15,6 @@ const IN_PROGRESS = 7;
 
 /** Created by rank 0 and needed by every rank to find the others. Opaque, passed by value. */
 export const NCCL_ID_BYTES = 128;
-const Id = koffi.struct({ bytes: koffi.array('uint8_t', NCCL_ID_BYTES) });
 
 const handle = 'void *';
 const address = 'uint64_t';
@@ -25,7 +25,7 @@ const size = 'size_t';
 const FUNCTIONS = {
   ncclGetVersion: [out],
   ncclGetUniqueId: [out],
-  ncclCommInitRank: [out, 'int', Id, 'int'],
+  ncclCommInitRank: [out, 'int', `struct { uint8_t bytes[${NCCL_ID_BYTES}]; }`, 'int'],
   ncclCommGetAsyncError: [handle, out],
   ncclCommAbort: [handle],
   ncclCommFinalize: [handle],

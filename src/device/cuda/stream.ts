@@ -1,5 +1,5 @@
 /** The stream of a device, graphs captured from it, and downloads, which wait for it. */
-import koffi from 'koffi';
+import koffi from '../koffi.js';
 import type { Driver } from './driver.js';
 
 const STREAM_NON_BLOCKING = 1;

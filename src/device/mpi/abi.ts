@@ -3,8 +3,8 @@
  * another implementation is another entry of MPI_ABIS.
  */
 import { existsSync } from 'node:fs';
-import koffi from 'koffi';
 import { UsageError } from '../../errors.js';
+import koffi from '../koffi.js';
 
 export type Library = ReturnType<typeof koffi.load>;
 

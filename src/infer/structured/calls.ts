@@ -11,7 +11,11 @@ export interface CallableTool {
   readonly schema: JsonSchema;
 }
 
-/** The form of a text that may or must call tools. */
+/**
+ * The form of a text that may or must call tools.
+ *
+ * @opaque
+ */
 export interface ToolCalls {
   readonly type: 'tool_calls';
   readonly form: AnswerForm;

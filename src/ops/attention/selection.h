@@ -92,7 +92,8 @@ inline void choose(const Sparse& sparse, const Pooling& pooling, int64_t t, cons
         }
       const int64_t begin = n;
       for (int64_t i = 0; i < best.count; ++i) out[n++] = best.entries[i].index;
-      std::sort(out + begin, out + n);
+      // A comparison of its own: libc++ calls a library for the usual one, which the kernels in WebAssembly do without.
+      std::sort(out + begin, out + n, [](int32_t a, int32_t b) { return a < b; });
     };
     for (; n < sparse.init; ++n) out[n] = static_cast<int32_t>(n);
     if (sparse.chunked) {

@@ -4,7 +4,9 @@
 #include "packed.h"
 #include "runtime.h"
 
+#if !defined(__wasm__)
 #include <unistd.h>
+#endif
 
 #include <algorithm>
 
@@ -16,6 +18,7 @@ constexpr int64_t kPackedRows = 32;   // rows of B one task packs
 constexpr int64_t kSmallProduct = 1 << 24;  // multiplications of a product that one thread of several computes
 constexpr int64_t kSetFloats = 512;   // of kDepthBlock rows so far apart, or a multiple, L2 holds no more than a part
 constexpr int64_t kFewestTasks = 4;   // smaller chunks rather than fewer tasks, as far as there are panels
+constexpr int64_t kStreamRows = 12;   // rows of a product that reads packed weights as a stream from memory
 constexpr int64_t kStreamBytes = 1 << 15;  // of packed weights that one task of few rows reads at least
 
 struct Operand {
@@ -80,11 +83,15 @@ void add(const float* x, float* y, int64_t count) {
   });
 }
 
-// C [m, n] (+)= A B, then `plus` [m, n] is added unless null. `panel_at(p, k, size)` returns `size` rows of panel p of B from
-// row k on, and `panel_ahead(p, k)` what to prefetch before they are needed.
-template <class PanelAt, class PanelAhead>
-void multiply_blocks(const Operand& a, const PanelAt& panel_at, const PanelAhead& panel_ahead, float* c, int64_t m, int64_t n,
-                     int64_t depth, bool accumulate, const float* plus) {
+// Panels that one task computes.
+int64_t panel_chunk(int64_t row_blocks, int64_t panel_count, int64_t most) {
+  return std::clamp<int64_t>(row_blocks * panel_count / kFewestTasks, 1, most);
+}
+
+// C [m, n] (+)= A B, then `plus` [m, n] is added unless null. `panel(p, k)` is panel p of B from row k on.
+template <class Panel>
+void multiply_blocks(const Operand& a, const Panel& panel, float* c, int64_t m, int64_t n, int64_t depth, bool accumulate,
+                     const float* plus) {
   const int64_t slab = slab_of(depth);
   const int64_t panel_count = panels(n);
   const int64_t height = block_rows(m);
@@ -92,8 +99,7 @@ void multiply_blocks(const Operand& a, const PanelAt& panel_at, const PanelAhead
   // A stored by columns, a weight gradient's, is packed if its rows would compete for the same few sets of L2, and where vectors
   // are short: panels are narrow there and A is read more often.
   const bool pack_a = a.col != 1 && (kLanes < 16 || a.col % kSetFloats == 0);
-  const int64_t most = pack_a ? 2 * kPanelChunk : kPanelChunk;
-  const int64_t chunk = std::clamp<int64_t>(row_blocks * panel_count / kFewestTasks, 1, most);
+  const int64_t chunk = panel_chunk(row_blocks, panel_count, pack_a ? 2 * kPanelChunk : kPanelChunk);
   const int64_t chunks = (panel_count + chunk - 1) / chunk;
   parallel(row_blocks * chunks, [&](int64_t index) {
     const int64_t r0 = index / chunks * height, rows = std::min(height, m - r0);
@@ -108,12 +114,12 @@ void multiply_blocks(const Operand& a, const PanelAt& panel_at, const PanelAhead
       }
       for (int64_t p = p0; p < p1; ++p) {
         const bool is_last = k0 + size == depth;
-        const float* next = p + 1 < p1 ? panel_ahead(p + 1, k0) : panel_ahead(p0, is_last ? 0 : k0 + size);
+        const float* next = p + 1 < p1 ? panel(p + 1, k0) : panel(p0, is_last ? 0 : k0 + size);
         float* out = c + r0 * n + p * kPanel;
         const float* added = plus != nullptr && is_last ? plus + (out - c) : nullptr;
         const int64_t count = std::min<int64_t>(kPanel, n - p * kPanel);
         const auto run = k0 == 0 && !accumulate ? multiply_panel<Into::kOverwrite> : multiply_panel<Into::kAdd>;
-        run(rows, rows_of_a, a.row, a.col, pack_a, panel_at(p, k0, size), out, n, count, size,
+        run(rows, rows_of_a, a.row, a.col, pack_a, panel(p, k0), out, n, count, size,
             {next, p == p0 && a.col == 1, added});
       }
     }
@@ -143,32 +149,44 @@ void product(const Operand& a, const Operand& b, float* c, int64_t m, int64_t n,
       pack_panel_transposed(b.data + p * kPanel * b.col, b.col, std::min<int64_t>(kPanel, n - p * kPanel), depth, packed + p * depth * kPanel);
     });
   const auto panel = [&](int64_t p, int64_t k) { return packed + (p * depth + k) * kPanel; };
-  multiply_blocks(a, [&](int64_t p, int64_t k, int64_t) { return panel(p, k); }, panel, c, m, n, depth, accumulate, plus);
+  multiply_blocks(a, panel, c, m, n, depth, accumulate, plus);
 }
 
 // y [rows, outputs] = x [rows, inputs] wᵀ, then `plus` is added unless null.
 template <class T>
 void product_packed(const float* x, const Packed<T>& w, float* y, int64_t rows, int64_t outputs, const float* plus) {
-  if (rows <= kStreamRows) {
-    const int64_t chunk = std::max<int64_t>(1, kStreamBytes / w.panel_bytes());
-    parallel_chunks(panels(outputs), chunk, [&](int64_t begin, int64_t end) {
-      for (int64_t p = begin; p < end; ++p) stream_panel(w, p, x, rows, y, outputs, plus);
+  const int64_t panel_count = panels(outputs), slab = w.slab();
+  if (rows <= kStreamRows) {  // every weight is read once, as it lies in memory
+    parallel_chunks(panel_count, std::max<int64_t>(1, kStreamBytes / w.panel_bytes()), [&](int64_t begin, int64_t end) {
+      for (int64_t p = begin; p < end; ++p)
+        for (int64_t k0 = 0; k0 < w.depth; k0 += slab) stream_panel(w, p, k0, x, rows, y, outputs, plus);
     });
     return;
   }
-  const Operand a{x, w.depth, 1};
   if constexpr (std::is_same_v<T, F32>) {
     const auto panel = [&](int64_t p, int64_t k) -> const float* { return w.at(p, k); };
-    multiply_blocks(a, [&](int64_t p, int64_t k, int64_t) { return panel(p, k); }, panel, y, rows, outputs, w.depth, false, plus);
-  } else {
-    const auto widened = [&] { return scratch<float>(2, w.slab() * kPanel); };
-    multiply_blocks(
-        a, [&](int64_t p, int64_t k, int64_t size) { return widen_slab(w, p, k, size, widened()); },
-        [&](int64_t, int64_t) { return widened(); }, y, rows, outputs, w.depth, false, plus);
+    multiply_blocks({x, w.depth, 1}, panel, y, rows, outputs, w.depth, false, plus);
+  } else {  // a slab of some rows of x, and of one panel, stay in L2
+    const int64_t height = block_rows(rows), row_blocks = (rows + height - 1) / height;
+    const int64_t chunk = panel_chunk(row_blocks, panel_count, kPanelChunk), chunks = (panel_count + chunk - 1) / chunk;
+    parallel(row_blocks * chunks, [&](int64_t index) {
+      const int64_t r0 = index / chunks * height, count = std::min(height, rows - r0);
+      const int64_t p0 = index % chunks * chunk, p1 = std::min(panel_count, p0 + chunk);
+      const float* added = plus == nullptr ? nullptr : plus + r0 * outputs;
+      for (int64_t k0 = 0; k0 < w.depth; k0 += slab)
+        for (int64_t p = p0; p < p1; ++p) stream_panel(w, p, k0, x + r0 * w.depth, count, y + r0 * outputs, outputs, added);
+    });
   }
 }
 
 // Fills `out` with bytes of a file. False if there are fewer, or it cannot be read.
+#if defined(__wasm__)
+extern "C" __attribute__((import_module("env"), import_name("read_file"))) int32_t trefoil_read_file(double descriptor, double offset,
+                                                                                                char* out, double bytes);
+bool read_file(int64_t descriptor, int64_t offset, char* out, int64_t bytes) {
+  return trefoil_read_file(static_cast<double>(descriptor), static_cast<double>(offset), out, static_cast<double>(bytes)) != 0;
+}
+#else
 bool read_file(int64_t descriptor, int64_t offset, char* out, int64_t bytes) {
   for (int64_t at = 0; at < bytes;) {
     const ssize_t count = pread(static_cast<int>(descriptor), out + at, static_cast<size_t>(bytes - at), offset + at);
@@ -177,6 +195,7 @@ bool read_file(int64_t descriptor, int64_t offset, char* out, int64_t bytes) {
   }
   return true;
 }
+#endif
 
 // Few rows of weights that are not packed (a model in training that writes a sample): packing them would cost several times the
 // product, so they are read where they lie, once. The sums run in the order of `product`, slab by slab: a token's result is the same alone and in a batch, bit for bit.

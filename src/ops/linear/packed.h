@@ -200,8 +200,8 @@ inline __attribute__((always_inline)) void stream_rows(const float* a, int64_t r
     }
 }
 
-// The same for up to kStreamRows rows.
-constexpr int64_t kStreamRows = 2 * kTileRows;
+// The same for any number of rows. From the second tile on the slab is read from L2, and widened again in registers: that costs
+// less than reading f32, which takes twice as many bytes.
 template <class T, Into into>
 inline void stream_slab(int64_t rows, const float* a, int64_t row, const typename T::Stored* b, const float* scales, float* c,
                         int64_t ldc, int64_t depth) {
@@ -217,39 +217,31 @@ inline void stream_slab(int64_t rows, const float* a, int64_t row, const typenam
   step(std::integral_constant<int, 1>{});
 }
 
-// y [rows, n columns of panel p] = x wᵀ (+ plus) for few rows: every weight is read once, as it lies.
+// Columns of panel p of y [rows, outputs] = x wᵀ: the share of the slab from input k0 on, added to that of the slabs before it.
+// With the last one `plus` is added, unless it is null.
 template <class T>
-inline void stream_panel(const Packed<T>& w, int64_t p, const float* x, int64_t rows, float* y, int64_t outputs, const float* plus) {
-  const int64_t slab = w.slab(), n = std::min<int64_t>(kPanel, outputs - p * kPanel);
-  float buffer[kStreamRows * kPanel];
-  const bool whole = n == kPanel;
-  float* to = whole ? y + p * kPanel : buffer;
-  const int64_t ld = whole ? outputs : kPanel;
-  for (int64_t k0 = 0; k0 < w.depth; k0 += slab) {
-    const auto run = k0 == 0 ? stream_slab<T, Into::kOverwrite> : stream_slab<T, Into::kAdd>;
-    run(rows, x + k0, w.depth, w.at(p, k0), w.scales(p, k0), to, ld, std::min(slab, w.depth - k0));
-  }
-  if (whole && plus == nullptr) return;
-  for (int64_t r = 0; r < rows; ++r) {
-    float* out = y + r * outputs + p * kPanel;
-    const float* added = plus == nullptr ? nullptr : plus + r * outputs + p * kPanel;
-    for (int64_t j = 0; j < n; ++j) out[j] = added == nullptr ? to[r * ld + j] : to[r * ld + j] + added[j];
-  }
-}
-
-// One slab of a panel as f32, for products of rows that read it more than twice.
-template <class T>
-inline const float* widen_slab(const Packed<T>& w, int64_t p, int64_t k0, int64_t depth, float* out) {
-  const typename T::Stored* from = w.at(p, k0);
-  for (int64_t k = 0; k < depth; ++k) {
-    vec row[kPanelVectors];
-    widen_row<T>(from + k * kPanel, row);
-    for (int v = 0; v < kPanelVectors; ++v) {
-      if constexpr (T::kScaled) row[v] *= load(w.scales(p, k0 + k) + v * kLanes);
-      store(out + k * kPanel + v * kLanes, row[v]);
+inline void stream_panel(const Packed<T>& w, int64_t p, int64_t k0, const float* x, int64_t rows, float* y, int64_t outputs,
+                         const float* plus) {
+  const int64_t size = std::min(w.slab(), w.depth - k0), n = std::min<int64_t>(kPanel, outputs - p * kPanel);
+  const auto run = k0 == 0 ? stream_slab<T, Into::kOverwrite> : stream_slab<T, Into::kAdd>;
+  const auto slab = [&](int64_t r, int64_t count, float* to, int64_t ld) {
+    run(count, x + r * w.depth + k0, w.depth, w.at(p, k0), w.scales(p, k0), to, ld, size);
+  };
+  float* out = y + p * kPanel;
+  if (n == kPanel) {
+    slab(0, rows, out, outputs);
+  } else {  // y has no padding
+    float buffer[kTileRows * kPanel] = {};
+    for (int64_t r = 0; r < rows; r += kTileRows) {
+      const int64_t count = std::min<int64_t>(kTileRows, rows - r);
+      for (int64_t i = 0; k0 > 0 && i < count; ++i) std::memcpy(buffer + i * kPanel, out + (r + i) * outputs, sizeof(float) * n);
+      slab(r, count, buffer, kPanel);
+      for (int64_t i = 0; i < count; ++i) std::memcpy(out + (r + i) * outputs, buffer + i * kPanel, sizeof(float) * n);
     }
   }
-  return out;
+  if (plus == nullptr || k0 + size < w.depth) return;
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t j = r * outputs; j < r * outputs + n; ++j) out[j] += plus[p * kPanel + j];
 }
 
 // Packs rows [0, rows) of `source` [rows, inputs] as columns [column, column + rows) of panel p. From and To are the same type,

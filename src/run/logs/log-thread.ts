@@ -7,7 +7,7 @@
  * progress.
  */
 import { MessageChannel, type MessagePort, receiveMessageOnPort, Worker } from 'node:worker_threads';
-import koffi from 'koffi';
+import koffi from '../../device/koffi.js';
 import { workerFile } from '../../worker-file.js';
 import type { Log, LogFormat, OpenFile } from './log.js';
 import { type LogTask, type LogWorkerData, MAX_FILES, WORDS } from './log-tasks.js';

@@ -1,4 +1,4 @@
-/** What a protocol other than that of chat completions needs: its requests as chat bodies, and chat answers in its form. */
+/** Between chat completions and another protocol: its requests as chat bodies, and chat answers in its form. */
 import type { HttpError } from '../../http/error.js';
 
 /** Protocols whose requests become chats. */

@@ -1,9 +1,10 @@
 /** Ranks on GPUs: they exchange which GPU each has, rank 0 creates NCCL's id, and all join the communicator. */
-import koffi from 'koffi';
+
 import type { CudaDevice } from '../../device/cuda/cuda.js';
 import { isGpuShared, refuseSharedGpus, sharedGpuSettings } from '../../device/cuda/gpu-choice.js';
 import { NcclCollectives, type NcclOptions } from '../../device/cuda/nccl.js';
 import { NcclLibrary } from '../../device/cuda/nccl-library.js';
+import koffi from '../../device/koffi.js';
 import { UsageError } from '../../errors.js';
 import { RankGuard } from './guard.js';
 import type { Lifeline } from './guard-shared.js';

@@ -179,7 +179,9 @@ class RankWorld implements World {
 export async function openWorld(identity: RankIdentity, device: Device, options: WorldOptions): Promise<World> {
   if (device instanceof CpuDevice) return openMpiWorld(identity, device, options);
   if (device instanceof CudaDevice) return openNcclWorld(identity, device, options);
-  throw new UsageError(`several ranks need a CPU or CUDA device, not ${device.kind}; use --ddp 0`);
+  throw new UsageError(
+    'several ranks on the CPU need native kernels (TREFOIL_KERNELS=native, a C++ compiler), not those in WebAssembly; use --ddp 0',
+  );
 }
 
 async function openNcclWorld(identity: RankIdentity, device: CudaDevice, options: WorldOptions): Promise<World> {

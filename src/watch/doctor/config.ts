@@ -41,7 +41,11 @@ export async function configRows(resolved: ResolvedConfig, facts: ConfigFacts): 
     await dataRow(config),
     ...('row' in estimate
       ? [estimate.row]
-      : [memoryRow(estimate, facts, config), diskRow(train.out_dir, diskBytes(estimate, config))]),
+      : [
+          memoryRow(estimate, facts, config),
+          ...copyRow(estimate, config),
+          diskRow(train.out_dir, diskBytes(estimate, config)),
+        ]),
   ];
 }
 
@@ -97,14 +101,23 @@ function fusedRow({ config, origins }: ResolvedConfig, facts: ConfigFacts): Doct
 }
 
 function checkpointRow(config: Config): DoctorRow {
-  const { save_every: every, steps, keep_last: kept } = config.train;
+  const { save_every: every, steps, keep_last: kept, async_save: isAside } = config.train;
   if (every === 0) {
     const remedy = 'set train.save_every: without it a crash loses everything';
     return isLong(config) ? fail('checkpoints', `none in ${steps} steps`, remedy) : warn('checkpoints', 'none', remedy);
   }
   if (every > steps)
     return warn('checkpoints', `every ${every} of ${steps} steps: only at the end`, 'lower train.save_every');
-  return fine('checkpoints', `every ${every} steps, ${kept} kept`);
+  return fine('checkpoints', `every ${every} steps, ${kept} kept${isAside ? '' : '; training waits for each'}`);
+}
+
+/** What it costs to save while training goes on: a copy of weights and moments in memory. */
+function copyRow({ copy }: MemoryEstimate, { train }: Config): DoctorRow[] {
+  if (!train.async_save || train.save_every === 0 || train.zero === 1) return [];
+  const free = availableMemory();
+  const found = `a copy of ${(copy / MIB).toFixed(0)} MiB in memory while training goes on, of ${gib(free)}`;
+  const remedy = 'without room training waits until a checkpoint is written; train.async_save: false asks for that';
+  return [copy > TIGHT * free ? warn('saves', found, remedy) : fine('saves', found)];
 }
 
 function checkpointingRow(config: Config, facts: ConfigFacts): DoctorRow {
@@ -199,7 +212,7 @@ function memoryRow({ state, activations, total }: MemoryEstimate, facts: ConfigF
 }
 
 /** Weights and two moments of every checkpoint kept and the one being written, the final model, and logs. */
-function diskBytes({ weights }: MemoryEstimate, { train }: Config): number {
-  const checkpoints = train.save_every > 0 ? (train.keep_last + 1) * 3 * weights : 0;
+function diskBytes({ weights, copy }: MemoryEstimate, { train }: Config): number {
+  const checkpoints = train.save_every > 0 ? (train.keep_last + 1) * copy : 0;
   return checkpoints + weights + train.steps * LOG_BYTES_PER_STEP;
 }

@@ -26,7 +26,11 @@ it('does not say that kernels compile where there is no compiler', { timeout: 60
     level: 'green',
     found: expect.stringContaining(`2 of ${total} are in the cache`),
   });
-  const row = kernels({ CXX: 'no-such-compiler' });
+  const fallback = kernels({ CXX: 'no-such-compiler' });
+  expect(fallback).toMatchObject({ level: 'yellow', remedy: expect.stringContaining('there is no C++ compiler') });
+  expect(fallback.found).toMatch(/^run in WebAssembly on .+: kernels(-fma)?\.wasm, sources \w+$/);
+  expect(kernels({ CXX: 'no-such-compiler', TREFOIL_KERNELS: 'wasm' }).level).toBe('green');
+  const row = kernels({ CXX: 'no-such-compiler', TREFOIL_KERNELS: 'native' });
   expect(row).toMatchObject({ level: 'yellow', remedy: expect.stringContaining('install a compiler') });
   expect(row.found).toContain(`2 of ${total} are in the cache, and there is no compiler for the others`);
   expect(row.found).not.toMatch(/\bcompile and\b/);

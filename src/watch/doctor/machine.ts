@@ -4,9 +4,11 @@ import { cpus, freemem, platform, release, totalmem } from 'node:os';
 import { dirname, resolve } from 'node:path';
 import { environmentWarnings, TRAINING_IGNORES, unreadVariables } from '../../config/legacy/environment.js';
 import { foreignVariables } from '../../config/legacy/foreign.js';
-import { defaultCompilerOptions, findCompiler, processorIdentity } from '../../device/cpu/compile.js';
+import { defaultCompilerOptions, findCompiler, KernelCompiler, processorIdentity } from '../../device/cpu/compile.js';
 import { CpuDevice } from '../../device/cpu/cpu.js';
+import { chooseKernels } from '../../device/kernel-choice.js';
 import { openMpiLibrary } from '../../device/mpi/abi.js';
+import { openWasmDevice } from '../../device/wasm/node.js';
 import type { Environment } from '../../environment.js';
 import { TrefoilError, UsageError } from '../../errors.js';
 import { collectEnvironment } from '../../run/environment.js';
@@ -79,17 +81,24 @@ function compilerRow(env: Environment): DoctorRow {
 /** Runs a kernel, which is compiled if the cache lacks it, and counts those that the cache has. */
 function kernelRow(env: Environment): DoctorRow {
   try {
-    const device = new CpuDevice({ compiler: defaultCompilerOptions(env) });
+    const compiler = new KernelCompiler(defaultCompilerOptions(env));
+    const { kind, warning } = chooseKernels(env, compiler);
+    const device = kind === 'wasm' ? openWasmDevice({ threads: 1 }) : new CpuDevice({ compiler });
     const tensor = Tensor.empty(device, [64]);
     fillNormal(tensor, { seed: 1, stream: 0 });
     const isSound = tensor.read().every(Number.isFinite);
     tensor.free();
     if (!isSound)
       return fail('kernels', 'a kernel gave numbers that are not finite', 'report it with your compiler and CPU');
-    const { cached, total } = device.compiler.stock;
-    const found = `run on ${device.name}; ${cached} of ${total} are in the cache`;
+    const { name, hash } = device.kernelSource;
+    if (kind === 'wasm') {
+      const found = `run in WebAssembly on ${device.name}: ${name}, sources ${hash}`;
+      return warning === null ? fine('kernels', found) : warn('kernels', found, warning);
+    }
+    const { cached, total } = compiler.stock;
+    const found = `run on ${device.name} by ${name}, sources ${hash}; ${cached} of ${total} are in the cache`;
     if (cached === total) return fine('kernels', found);
-    if (device.compiler.hasCompiler) return fine('kernels', `${found}, others are compiled on first use`);
+    if (compiler.hasCompiler) return fine('kernels', `${found}, others are compiled on first use`);
     const remedy = 'install a compiler, or fill the cache with doctor --compile on a machine that has one';
     return warn('kernels', `${found}, and there is no compiler for the others`, remedy);
   } catch (error) {

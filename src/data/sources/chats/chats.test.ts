@@ -142,7 +142,7 @@ describe('data.source chat', () => {
     again.close();
   });
 
-  it('is a source of a mixture by its tokens, of which padding is none', async () => {
+  it('is a source of a mixture by its tokens, without padding', async () => {
     const chats = join(root, 'half.jsonl');
     writeFileSync(
       chats,

@@ -1,5 +1,7 @@
 /** Pairs of symbols with their counts, in typed arrays: a Map of objects would take some hundred bytes for each. */
 
+import { enlarged } from './enlarged.js';
+
 const FIRST_PAIRS = 1 << 15;
 const NONE = -1;
 
@@ -34,10 +36,6 @@ export class PairTable {
 
   #grow(): void {
     const pairs = 2 * this.left.length;
-    const enlarged = <Numbers extends Int32Array | Float64Array>(larger: Numbers, from: Numbers): Numbers => {
-      larger.set(from as never);
-      return larger;
-    };
     this.left = enlarged(new Int32Array(pairs), this.left);
     this.right = enlarged(new Int32Array(pairs), this.right);
     this.counts = enlarged(new Float64Array(pairs), this.counts);

@@ -78,9 +78,10 @@ export async function trainTokenizer(request: TokenizerRequest): Promise<Trained
   const special = [END_OF_TEXT, ...specialTokens];
   const wanted = vocabSize - BYTES - special.length;
   const merges = learnMerges(words, wanted, (done) => onMerge?.(done, wanted));
+  const content = tokenizerJson(merges, special);
   ensureFolder(folder);
   writeFileAtomic(config, tokenizerConfigJson(special));
-  writeFileAtomic(file, tokenizerJson(merges, special));
+  writeFileAtomic(file, content);
   return {
     vocabSize: BYTES + special.length + merges.left.length,
     bytes,

@@ -1,5 +1,7 @@
 /** Counts the words of texts: a hash table in typed arrays, which counts a known word without making a string for it. */
 
+import { enlarged } from './enlarged.js';
+
 /** Distinct words with their counts: word i has the UTF-16 units `begins[i]` to `begins[i + 1]` of `units`. */
 export interface WordCounts {
   readonly units: Uint16Array;
@@ -66,11 +68,8 @@ export class WordCounter {
     const word = this.#words++;
     const begin = this.#begins[word];
     const end = begin + to - from;
-    if (end > this.#units.length) {
-      const larger = new Uint16Array(Math.max(end, 2 * this.#units.length));
-      larger.set(this.#units);
-      this.#units = larger;
-    }
+    if (end > this.#units.length)
+      this.#units = enlarged(new Uint16Array(Math.max(end, 2 * this.#units.length)), this.#units);
     this.#units.set(units.subarray(from, to), begin);
     this.#begins[word + 1] = end;
     this.#counts[word] = count;
@@ -82,10 +81,6 @@ export class WordCounter {
   #grow(): void {
     const slots = new Int32Array(2 * this.#slots.length);
     const mask = slots.length - 1;
-    const enlarged = <Numbers extends Int32Array | Float64Array>(larger: Numbers, from: Numbers): Numbers => {
-      larger.set(from as never);
-      return larger;
-    };
     this.#begins = enlarged(new Int32Array(slots.length / 2 + 1), this.#begins);
     this.#counts = enlarged(new Float64Array(slots.length / 2), this.#counts);
     this.#hashes = enlarged(new Int32Array(slots.length / 2), this.#hashes);

@@ -1,0 +1,111 @@
+// Kernels in WebAssembly beside native ones: CPU time of one thread, both in one process and in turns.
+//
+//   node bench/wasm.mjs [--rounds 7] [--steps 20]
+//
+// Prints the ratio of native time to the time in WebAssembly (1 is as fast) of GEMM, dense attention, sparse attention forward
+// and backward, AdamW and steps of the quickstart. TREFOIL_MARCH=x86-64-v3 compares with AVX2. Needs `npm run build`.
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { parseArgs } from 'node:util';
+import * as nn from '../dist/exports/nn.js';
+import { openDevice, readConfig, train } from '../dist/index.js';
+import { median } from './markdown.mjs';
+
+const { values } = parseArgs({
+  options: { rounds: { type: 'string', default: '7' }, steps: { type: 'string', default: '20' } },
+});
+const [rounds, steps] = [Number(values.rounds), Number(values.steps)];
+
+const cpuMs = () => {
+  const { user, system } = process.cpuUsage();
+  return (user + system) / 1000;
+};
+
+function open(kernels) {
+  process.env.TREFOIL_KERNELS = kernels;
+  return openDevice('cpu', { threads: 1 });
+}
+const devices = { native: open('native'), wasm: open('wasm') };
+console.log(`${devices.native.kernelSource.name}; ${devices.wasm.kernelSource.name}, Node ${process.versions.node}`);
+
+function subjects(device) {
+  const random = (shape, stream = 1) => {
+    const tensor = nn.Tensor.empty(device, shape);
+    nn.fillNormal(tensor, { seed: 1, stream });
+    return tensor;
+  };
+  const onTape = (inputs, compute) => () => {
+    const tape = new nn.Tape(device);
+    const watched = inputs().map((input) => tape.watch(tape.own(input)));
+    const result = compute(tape, ...watched);
+    if (result) tape.backward(nn.sum(tape, result));
+    tape.end();
+  };
+  const [x, w] = [random([256, 512]), random([1024, 512])];
+  const tokens = new nn.Sequences(device, [512]);
+  const long = new nn.Sequences(device, [1024]);
+  const sparse = { l: 32, d: 16, lSel: 64, nSel: 8, w: 128 };
+  const blocks = long.compressed(sparse).total;
+  const heads = [1024, 4, 64];
+  const keys = [1024, 1, 64];
+  const parameter = new nn.Parameter(device, 'w', [2048, 512], [2048], random([2048, 512]));
+  const adamw = new nn.AdamW(device, [{ parameter, weightDecay: 0.1 }]);
+  const tape = new nn.Tape(device);
+  tape.backward(nn.sum(tape, nn.mul(tape, parameter.value, parameter.value)));
+  tape.end();
+  return {
+    'GEMM 256x512x1024': () => {
+      const products = new nn.Tape(device);
+      for (let i = 0; i < 10; i++) nn.linear(products, x, w);
+      products.end();
+    },
+    'dense attention, forward': () => {
+      const forward = new nn.Tape(device, { recording: false });
+      const [q, k, v] = [1, 2, 3].map((stream) => forward.own(random([512, 4, 64], stream)));
+      nn.denseAttention(forward, { q, k, v }, tokens);
+      forward.end();
+    },
+    'sparse attention, forward and backward': onTape(
+      () =>
+        [heads, [blocks, 1, 64], [blocks, 1, 64], keys, keys, keys, keys, [1024, 4, 3]].map((shape) => random(shape)),
+      (tape, q, kCmp, vCmp, kSel, vSel, kWin, vWin, gates) =>
+        nn.nativeSparseAttention(tape, { q, kCmp, vCmp, kSel, vSel, kWin, vWin, gates }, long, sparse).out,
+    ),
+    AdamW: () => {
+      for (let i = 0; i < 5; i++) adamw.step({ learningRate: 1e-3, keepGradients: true });
+    },
+    [`quickstart, ${steps} steps`]: async () => {
+      const folder = mkdtempSync(join(tmpdir(), 'trefoil-bench-'));
+      const run = { steps, eval_every: 0, save_every: 0, out_dir: join(folder, 'run') };
+      let begun = 0;
+      let spent = 0;
+      // From the second step on: the first one makes the samples.
+      const onStep = ({ step }) => {
+        if (step === 1) begun = cpuMs();
+        else spent = cpuMs() - begun;
+      };
+      await train({ config: readConfig('quickstart', { train: run }), device, onStep });
+      rmSync(folder, { recursive: true, force: true });
+      return spent;
+    },
+  };
+}
+
+const all = Object.fromEntries(Object.entries(devices).map(([name, device]) => [name, subjects(device)]));
+for (const name of Object.keys(all.native)) {
+  const times = { native: [], wasm: [] };
+  for (let round = -1; round < rounds; round++)
+    for (const kind of round % 2 === 0 ? ['native', 'wasm'] : ['wasm', 'native']) {
+      const begun = cpuMs();
+      const own = await all[kind][name]();
+      if (round >= 0) times[kind].push(own ?? cpuMs() - begun); // the first one warms up
+    }
+  const ratios = times.native.map((native, i) => native / times.wasm[i]).sort((a, b) => a - b);
+  const [least, most] = [ratios[0], ratios[ratios.length - 1]];
+  const ms = (kind) => median(times[kind]).toFixed(2);
+  console.log(
+    `${name}: native ${ms('native')} ms, WebAssembly ${ms('wasm')} ms, ratio ${median(ratios).toFixed(2)} (${least.toFixed(2)} to ${most.toFixed(2)})`,
+  );
+}
+process.exit(0);
