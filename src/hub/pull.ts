@@ -248,8 +248,8 @@ class Pull {
     const { blobs, root } = this.#paths;
     const here = ({ blob }: HubFile) => statOrUndefined(join(blobs, `${blob}.incomplete`))?.size ?? 0;
     const needed = missing.reduce((sum, file) => sum + Math.max(0, file.size - here(file)), 0);
-    const { bavail, bsize } = statfsSync(blobs);
-    if (needed <= bavail * bsize) return;
+    const { bavail, bsize, blocks } = statfsSync(blobs);
+    if (blocks === 0 || needed <= bavail * bsize) return; // some network file systems do not tell
     const mb = (bytes: number) => `${Math.ceil(bytes / 1e6)} MB`;
     throw new TrefoilError(
       `${root}: ${mb(needed)} are to be downloaded, and the disk has ${mb(bavail * bsize)} left; free some space, or set ` +
