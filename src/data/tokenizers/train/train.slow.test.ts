@@ -164,7 +164,7 @@ describe('a trained tokenizer', () => {
   it.each([
     [256, [], '--vocab-size: 256 is less than 257 (256 bytes, <|endoftext|>); at least 257'],
     [Number.NaN, [], '--vocab-size: NaN is less than 257 (256 bytes, <|endoftext|>); at least 257'],
-    [257, ['<pad>'], '--vocab-size: 257 is less than 258 (256 bytes, <|endoftext|>, 1 special tokens); at least 258'],
+    [257, ['<pad>'], '--vocab-size: 257 is less than 258 (256 bytes, <|endoftext|>, 1 special token); at least 258'],
     [900, ['<a>', '<a>'], '--special-token: <a> is given twice; leave one out'],
     [900, [''], '--special-token: "" is no text; give one such as <|im_start|>'],
     [900, ['in'], '--special-token: in is also an ordinary token of the text; choose another text for it'],

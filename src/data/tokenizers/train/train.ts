@@ -7,6 +7,7 @@ import { existsSync } from 'node:fs';
 import { join } from 'node:path';
 import { UsageError } from '../../../errors.js';
 import { ensureFolder, writeFileAtomic } from '../../../files.js';
+import { plural } from '../../../text.js';
 import { CorpusOrder } from '../../sources/order.js';
 import type { CorpusSpec } from '../../sources/spec.js';
 import { runUnitThreads, type SharedUnits } from '../../unit-threads.js';
@@ -53,7 +54,7 @@ export function expectVocabulary(vocabSize: number, specialTokens: readonly stri
   const special = [END_OF_TEXT, ...specialTokens];
   const least = BYTES + special.length;
   if (!(Number.isInteger(vocabSize) && vocabSize >= least)) {
-    const more = specialTokens.length > 0 ? `, ${specialTokens.length} special tokens` : '';
+    const more = specialTokens.length > 0 ? `, ${plural(specialTokens.length, 'special token')}` : '';
     throw new UsageError(
       `--vocab-size: ${vocabSize} is less than ${least} (256 bytes, ${END_OF_TEXT}${more}); at least ${least}`,
     );
