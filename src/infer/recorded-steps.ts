@@ -15,7 +15,7 @@ import { bytesOf, Tensor } from '../tensor/tensor.js';
 /** Lists that are kept. With compressed keys there is one for each number of rows that wait for their block. */
 const MAX_LISTS = 256;
 
-/** What all lists of one batch size read and write. */
+/** The memory that all lists of one batch size read and write. */
 interface Batch {
   readonly step: CacheStep;
   readonly ids: Tensor;

@@ -131,7 +131,9 @@ describe.each(widths())('packed weights on $name', ({ device }) => {
 });
 
 it('packed weights on NEON have the bits of the plain product', ({ skip }) => {
-  const [compiler, emulator] = ['aarch64-linux-gnu-g++', 'qemu-aarch64-static'];
+  const compiler = 'aarch64-linux-gnu-g++';
+  const emulators = ['qemu-aarch64-static', 'qemu-aarch64'];
+  const emulator = emulators.find((command) => !spawnSync(command, ['--version']).error) ?? emulators[0];
   const absent = [compiler, emulator].filter((command) => spawnSync(command, ['--version']).error);
   if (absent.length > 0) skip(`no ${absent.join(' and no ')}: apt-get install g++-aarch64-linux-gnu qemu-user-static`);
   const headers = join(import.meta.dirname, '../../device/cpu');
