@@ -5,10 +5,16 @@
 import { type ChatMessage, renderChat } from './chat.js';
 import type { ChatTemplates } from './tokenizer.js';
 
-/** Text in which an id stands between each two parts. One part: no id. */
+/**
+ * Text in which an id stands between each two parts. One part: no id.
+ * @opaque
+ */
 export type WithIds = readonly string[];
 
-/** How calls are written. The arguments of a call are one JSON object. */
+/**
+ * How calls are written. The arguments of a call are one JSON object.
+ * @opaque
+ */
 export interface CallForm {
   /** The text whose appearance begins the calls. */
   readonly marker: string;
@@ -24,7 +30,10 @@ export interface CallForm {
   readonly end: WithIds;
 }
 
-/** The parts that an answer of a model may have besides its content. */
+/**
+ * The parts that an answer of a model may have besides its content.
+ * @opaque
+ */
 export interface AnswerForm {
   /** Null: the request has no tools. */
   readonly calls: CallForm | null;

@@ -51,7 +51,10 @@ export class LaunchRecorder {
   }
 }
 
-/** A recorded list of calls. The creator frees it. */
+/**
+ * A recorded list of calls. The creator frees it.
+ * @opaque
+ */
 export interface LaunchList {
   /** Number of calls. */
   readonly count: number;

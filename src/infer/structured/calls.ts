@@ -4,7 +4,10 @@ import { UsageError } from '../../errors.js';
 import { GrammarBuilder, type Node } from './grammar.js';
 import { type Grammar, type JsonSchema, SchemaRules } from './schema.js';
 
-/** A tool that can be called. */
+/**
+ * A tool that can be called.
+ * @opaque
+ */
 export interface CallableTool {
   readonly name: string;
   /** JSON schema of the arguments, an object. */

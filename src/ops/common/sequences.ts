@@ -43,6 +43,7 @@ export class Sequences implements Disposable {
     );
   }
 
+  /** Tokens of each sequence. */
   get lengths(): readonly number[] {
     return this.#lengths;
   }

@@ -20,7 +20,7 @@ const SPARE = 0.1;
 type Copyable = Pick<Tensor, 'bytes' | 'shape' | 'readInto'>;
 type NamedTensors = Iterable<readonly [string, Copyable]>;
 
-/** What is saved. */
+/** The content of a checkpoint, copied between two steps. */
 export interface CheckpointCopy {
   readonly model: NamedTensors;
   readonly optimizer: NamedTensors;
@@ -35,6 +35,10 @@ export interface WrittenCheckpoint {
   readonly result: Promise<SavedCheckpoint>;
 }
 
+/**
+ * The thread that writes checkpoints from a copy.
+ * @opaque
+ */
 export class SaveThread {
   readonly #worker: Worker;
   #memory: ArrayBuffer | null = null;
