@@ -275,7 +275,6 @@ export class Chat {
         const text = typeof result === 'string' ? result : (JSON.stringify(result) ?? '');
         asked.push({ role: 'tool', name: call.name, tool_call_id: callId(round, i), content: text });
       }
-      this.#messages = [...asked];
     }
   }
 
