@@ -312,7 +312,7 @@ describe('where a model is found', () => {
 
   it('anything else is refused with what to give', () => {
     const forms =
-      'give a run folder, a checkpoint such as checkpoints/step-100, a model.safetensors, or a Hugging Face folder';
+      'give a run folder, a checkpoint such as checkpoints/step-100, a model.safetensors, a Hugging Face folder, or hf:owner/name';
     expect(refusal(join(root, 'none'))).toBe(`${join(root, 'none')}: there is no such file or folder; ${forms}`);
     expect(refusal(root)).toBe(`${root}: holds no model; ${forms}`);
     mkdirSync(join(root, 'checkpoints'));
