@@ -117,7 +117,7 @@ function sparseStartProblems({ model, nsa, train }: Config): ConfigProblem[] {
   return problems;
 }
 
-/** What is trained. */
+/** Adapters, and what contradicts them. */
 function trainedProblems({ train, runtime }: Config): ConfigProblem[] {
   const path = 'train.lora';
   if (train.lora === null) return [];

@@ -368,7 +368,11 @@ export type ConfigInput = {
   [S in keyof Config]?: { [K in keyof Config[S]]?: InputOf<Config[S][K]> | undefined } | undefined;
 };
 
-/** Keys of a mapping may be omitted too. */
+/**
+ * Keys of a mapping may be omitted too.
+ *
+ * @opaque
+ */
 type InputOf<Value> = Value extends readonly unknown[]
   ? Value
   : Value extends object

@@ -12,7 +12,11 @@ import { type LinearLayer, linearLayers, targetedLayers } from './linear-layers.
 import type { ParameterStore } from './parameters.js';
 import type { ModelShape } from './shape.js';
 
-/** Which layers get adapters, and of what rank. */
+/**
+ * Which layers get adapters, and of what rank.
+ *
+ * @opaque
+ */
 export interface AdapterSettings {
   readonly rank: number;
   /** The scale is alpha / rank. */
@@ -21,7 +25,11 @@ export interface AdapterSettings {
   readonly targets: readonly string[];
 }
 
-/** The adapter of one linear layer. */
+/**
+ * The adapter of one linear layer.
+ *
+ * @opaque
+ */
 export interface Adapter {
   readonly layer: LinearLayer;
   /** A [rank, inputs] */

@@ -176,7 +176,7 @@ export function weightMatrices(shape: ModelShape): { rows: number; columns: numb
   return [...found.values()];
 }
 
-/** What a training changes: parts of the model, or adapters beside it. */
+/** The trained numbers of a run: parts of the model, or adapters beside it. */
 interface TrainedPart {
   /** Elements of the model's parameters that are trained. */
   readonly elements: number;
@@ -420,7 +420,7 @@ function lossBytes(shape: ModelShape, tokens: number, setting: Setting, { hasHea
 }
 
 /**
- * What the adapters of a layer keep: their inner values, and B among rows of zeros where several layers are rows of one
+ * Bytes that the adapters of a layer keep: their inner values, and B among rows of zeros where several layers are rows of one
  * parameter. The latter is small beside the former.
  */
 function adapterBytes({ adapters, rank }: TrainedPart, layer: number, tokens: number, { bytes }: Setting): number {

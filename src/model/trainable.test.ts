@@ -1,4 +1,4 @@
-/** What is trained: `train.trainable` freezes all other parameters. */
+/** `train.trainable` freezes all other parameters. */
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { parseConfig } from '../config/parse.js';

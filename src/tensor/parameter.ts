@@ -7,7 +7,11 @@ import { UsageError } from '../errors.js';
 import { dispose } from './dispose.js';
 import { type Dtype, type GradientSlot, type Shape, Tensor } from './tensor.js';
 
-/** An adapter: scale * `up` [rows, rank] `down` [rank, inputs], added to the rows of a matrix from `from` on. */
+/**
+ * An adapter: scale * `up` [rows, rank] `down` [rank, inputs], added to the rows of a matrix from `from` on.
+ *
+ * @opaque
+ */
 export interface LowRankAddition {
   readonly down: Parameter;
   readonly up: Parameter;

@@ -64,7 +64,7 @@ export interface TrainingState {
   readonly base: string | null;
 }
 
-/** What a checkpoint holds: all weights, or of a model with adapters these alone. */
+/** The weights in a checkpoint: all, or the adapters alone where there are some. */
 function savedParameters({ parameters, adapters = [] }: TrainableModel): readonly Parameter[] {
   return adapters.length === 0 ? parameters : parameters.filter(({ isFrozen }) => !isFrozen);
 }
@@ -114,7 +114,11 @@ const savedState = z.strictObject({
   ranks: z.int().min(2).optional(),
 });
 
-/** A checkpoint that was copied and is being written. */
+/**
+ * A checkpoint that was copied and is being written.
+ *
+ * @opaque
+ */
 export interface PendingSave {
   readonly step: number;
   /** Whether it is written, or was refused, as far as this rank knows: `settle` then does not wait. */
