@@ -1,5 +1,5 @@
-// Cost of checkpoints on a slow disk: the steps while one is written, beside the steps of the same
-// run while none is, and how long training waits for one. With train.async_save and without.
+// The cost of checkpoints on a slow disk: the steps while one is written, beside the steps of the same run while none is, and
+// how long training waits for one. With train.async_save and without.
 //   node bench/slow-saves.mjs [--mb-per-s 8] [--steps 120] [--rounds 3]     (Linux; needs a build and g++)
 // A library in LD_PRELOAD slows writes to checkpoints (src/testing/slow-writes.cpp). A step is the processor time of the
 // training thread, which other programs do not change; a wait is the time on the clock.

@@ -321,6 +321,14 @@ const KEYS: Readonly<Record<string, readonly [TinyOverrides, Effect]>> = {
   'train.seed': [{ train: { seed: 7 } }, numbers],
   // src/train/init-from.slow.test.ts has what it does.
   'train.init_from': [{ train: { init_from: 'nowhere' } }, refused('train.init_from: nowhere')],
+  'train.trainable': [{ train: { trainable: ['norm'] } }, numbers],
+  // src/train/lora.slow.test.ts has what it does.
+  'train.lora': [{ train: { lora: { rank: 2 } } }, refused('train.lora: adapters need a model that they adapt')],
+  // test/slow-saves.slow.test.ts has what it does.
+  'train.async_save': [
+    { train: { async_save: false } },
+    same(({ paths }) => expect(steps(paths)).toEqual(['step-3'])),
+  ],
   // src/train/sparse-start.test.ts has what they do to a converted model.
   'train.gate_release_steps': [{ train: { gate_release_steps: 2 } }, refused('train.gate_release_steps: the gates of')],
   'train.gate_release_share': [

@@ -157,7 +157,7 @@ function addModel(
   if (typeof from !== 'string' || from === '' || !modelLayer) return;
   const model = modelLayer(from, String(settings.get('train.out_dir')?.value ?? ''));
   const lines: string[] = [];
-  // A dense model does not use section nsa: a shipped one would only hide what the model is.
+  // A dense model has no section nsa: one of a shipped config would only hide what the model is.
   for (const [key, setting] of settings) if (/^(model|nsa)\./.test(key) && isShipped(setting)) settings.delete(key);
   for (const [key, own] of model) {
     const given = settings.get(key);

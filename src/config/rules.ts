@@ -131,7 +131,7 @@ function sparseStartProblems({ model, nsa, train }: Config): ConfigProblem[] {
   return problems;
 }
 
-/** Contradictions between adapters, frozen parameters and other keys. */
+/** Adapters, and what contradicts them. */
 function trainedProblems({ train, runtime }: Config): ConfigProblem[] {
   const path = 'train.lora';
   if (train.lora === null) return [];

@@ -45,7 +45,7 @@ const savedConfig = z.looseObject({
 });
 type SavedConfig = z.infer<typeof savedConfig>;
 
-/** The model and the settings that an adapter was trained with. */
+/** The model and the settings of an adapter. */
 export interface AdapterOrigin {
   /** The model, as it was named. */
   readonly base: string;

@@ -14,6 +14,7 @@ import type { ModelShape } from './shape.js';
 
 /**
  * Which layers get adapters, and of what rank.
+ *
  * @opaque
  */
 export interface AdapterSettings {
@@ -26,6 +27,7 @@ export interface AdapterSettings {
 
 /**
  * The adapter of one linear layer.
+ *
  * @opaque
  */
 export interface Adapter {

@@ -21,7 +21,7 @@ export interface LinearLayer {
 /** Stands for all layers in a list of targets. */
 export const ALL_LINEAR = 'all-linear';
 
-/** All linear layers of the blocks, in the order of the parameters. The head is none of them. */
+/** All linear layers of the blocks, in the order of the parameters. The head does not belong to them. */
 export function linearLayers(shape: ModelShape): LinearLayer[] {
   return layerShapes(shape).flatMap((layer, index) => layersOf(layer, index));
 }

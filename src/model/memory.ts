@@ -177,7 +177,7 @@ export function weightMatrices(shape: ModelShape): { rows: number; columns: numb
   return [...found.values()];
 }
 
-/** The trained parts: parameters of the model, or adapters beside it. */
+/** The trained numbers of a run: parts of the model, or adapters beside it. */
 interface TrainedPart {
   /** Elements of the model's parameters that are trained. */
   readonly elements: number;
@@ -431,8 +431,8 @@ function lossBytes(shape: ModelShape, tokens: number, setting: Setting, { hasHea
 }
 
 /**
- * Activations that the adapters of a layer keep. B among rows of zeros, where several layers are rows of one parameter, is
- * left out: it is small beside them.
+ * Bytes that the adapters of a layer keep: their inner values, and B among rows of zeros where several layers are rows of one
+ * parameter. The latter is small beside the former.
  */
 function adapterBytes({ adapters, rank }: TrainedPart, layer: number, tokens: number, { bytes }: Setting): number {
   const own = adapters.filter(({ parameter }) => parameter.startsWith(`blocks.${layer}.`));

@@ -9,6 +9,7 @@ import { type Dtype, type GradientSlot, type Shape, Tensor } from './tensor.js';
 
 /**
  * An adapter: scale * `up` [rows, rank] `down` [rank, inputs], added to the rows of a matrix from `from` on.
+ *
  * @opaque
  */
 export interface LowRankAddition {

@@ -64,7 +64,7 @@ export interface TrainingState {
   readonly base: string | null;
 }
 
-/** The parameters in a checkpoint: all of them, or the adapters alone if the model has some. */
+/** The weights in a checkpoint: all, or the adapters alone where there are some. */
 function savedParameters({ parameters, adapters = [] }: TrainableModel): readonly Parameter[] {
   return adapters.length === 0 ? parameters : parameters.filter(({ isFrozen }) => !isFrozen);
 }
@@ -116,6 +116,7 @@ const savedState = z.strictObject({
 
 /**
  * A checkpoint that was copied and is being written.
+ *
  * @opaque
  */
 export interface PendingSave {

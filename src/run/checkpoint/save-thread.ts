@@ -20,7 +20,7 @@ const SPARE = 0.1;
 type Copyable = Pick<Tensor, 'bytes' | 'shape' | 'readInto'>;
 type NamedTensors = Iterable<readonly [string, Copyable]>;
 
-/** The content of a checkpoint, copied between two steps. */
+/** The content of a checkpoint. */
 export interface CheckpointCopy {
   readonly model: NamedTensors;
   readonly optimizer: NamedTensors;
@@ -36,7 +36,8 @@ export interface WrittenCheckpoint {
 }
 
 /**
- * The thread that writes checkpoints from a copy.
+ * A thread that writes checkpoints.
+ *
  * @opaque
  */
 export class SaveThread {
@@ -65,7 +66,7 @@ export class SaveThread {
     return [...model, ...optimizer].reduce((sum, [, { bytes }]) => sum + bytes, 0);
   }
 
-  /** Whether there is memory for a copy of so many bytes: that of the last one, or free memory. */
+  /** Whether there is memory for a copy of this size: that of the last one, or free memory. */
   hasRoom(bytes: number): boolean {
     if ((this.#memory?.byteLength ?? 0) >= bytes) return true;
     return bytes <= (1 - SPARE) * availableMemory();
@@ -102,7 +103,7 @@ export class SaveThread {
     const result = this.#answer().finally(() => {
       isDone = true;
     });
-    result.catch(() => {}); // whoever asks for the result sees the error
+    result.catch(() => {}); // the caller sees the error when it awaits the result
     return {
       get isDone() {
         return isDone;

@@ -111,7 +111,7 @@ function checkpointRow(config: Config): DoctorRow {
   return fine('checkpoints', `every ${every} steps, ${kept} kept${isAside ? '' : '; training waits for each'}`);
 }
 
-/** Memory of saving while training goes on: a copy of weights and moments. */
+/** The cost of saving while training goes on: a copy of weights and moments in memory. */
 function copyRow({ copy }: MemoryEstimate, { train }: Config): DoctorRow[] {
   if (!train.async_save || train.save_every === 0 || train.zero === 1) return [];
   const free = availableMemory();
