@@ -145,6 +145,21 @@ describe('a model of the hub by its name', () => {
     expect(readFileSync(join(out, 'tokenizer.json'), 'utf8')).toContain('Ġ');
   });
 
+  it('gives a run its shape with --from, also when it is not in the cache', async () => {
+    const fresh = { HF_HUB_CACHE: folder.fresh() };
+    Object.assign(process.env, fresh);
+    try {
+      const { code, stderr } = await runCli(
+        ['train', '--from', NAME, '--local-path', folder.path('texts'), '--print-config', '--json'],
+        { env: { ...env, ...fresh } },
+      );
+      expect(code, stderr).toBe(0);
+      expect(stderr).toMatch(/hf:owner\/llama@\w+: 0\.\d MB downloaded/);
+    } finally {
+      delete process.env['HF_HUB_CACHE'];
+    }
+  });
+
   it('is served under its own name', async () => {
     const child = startTrefoil(['serve', '--model', NAME, '--device', 'cpu', '--port', '0'], env);
     try {

@@ -20,6 +20,7 @@ import {
   type Rendezvous,
 } from '../train/ranks/launch.js';
 import { createSecret } from '../train/ranks/secret.js';
+import { pullInitialModel } from './shared/hub-models.js';
 import type { Io } from './shared/io.js';
 import { addOptions, type OptionValues, parsed, wholeNumber } from './shared/options.js';
 import { parseTrainFlags } from './shared/train-flags.js';
@@ -87,6 +88,7 @@ async function run([name, ...words]: readonly string[], options: Options, io: Io
   if (words.includes('--help') || words.includes('-h'))
     throw new UsageError('launch: the flags of train are listed by trefoil train --help');
   const line = parseTrainFlags(words);
+  if (line.resume === null) await pullInitialModel(line.layer, io);
   const { config, origins } = loadConfig({
     env: io.env,
     flags: line.layer,

@@ -25,6 +25,7 @@ import { wallAges } from '../watch/ages.js';
 import { runState, stateText } from '../watch/state.js';
 import { withDashboard } from './shared/dashboard-process.js';
 import { compileColdKernels, type DeviceOptions, explainAuto, openDevice } from './shared/device.js';
+import { pullInitialModel } from './shared/hub-models.js';
 import { type Io, isPipe } from './shared/io.js';
 import { fitFields, formatTable, wrapped } from './shared/table.js';
 import { addTrainFlags, type TrainCommandLine } from './shared/train-flags.js';
@@ -60,6 +61,7 @@ export function configure(command: Command, io: Io): void {
 }
 
 async function run(line: TrainCommandLine, io: Io): Promise<number> {
+  if (line.resume === null) await pullInitialModel(line.layer, io);
   const resolved = loadConfig({
     env: io.env,
     flags: line.layer,

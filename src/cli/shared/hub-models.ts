@@ -1,5 +1,6 @@
 /** Downloads the models of the hub that a command line names, before the command runs. */
 import type { Command } from 'commander';
+import type { Layer } from '../../config/layer.js';
 import { isHubName } from '../../hub/name.js';
 import { type PulledModel, pullModel } from '../../hub/pull.js';
 import { plural } from '../../text.js';
@@ -22,6 +23,12 @@ export async function pullNamedModels(command: Command, io: Io): Promise<void> {
   }
   for (const [i, argument] of command.registeredArguments.entries())
     if (argument instanceof ModelArgument) command.processedArgs[i] = await pin(command.processedArgs[i]);
+}
+
+/** Downloads the model that flags of `train` start from: the config takes its shape from it. */
+export async function pullInitialModel(flags: Layer, io: Io): Promise<void> {
+  const name = flags.get('train.init_from')?.value;
+  if (typeof name === 'string' && isHubName(name)) await pullShown(name, io);
 }
 
 async function inTurn<Value, Result>(values: readonly Value[], act: (value: Value) => Promise<Result>) {
