@@ -93,6 +93,10 @@ describe('the command line', () => {
 
   it.each([
     [['verfiy'], "trefoil: unknown command 'verfiy' (did you mean verify?)"],
+    [
+      ['finetune', '--model', 'x'],
+      "trefoil: unknown command 'finetune'; fine-tune with trefoil train --config lora --from MODEL --local-path FILE (docs/guide/fine-tune.md)\n",
+    ],
     [['frobnicate'], "trefoil: unknown command 'frobnicate'"],
     [['hat'], "trefoil: unknown command 'hat' (did you mean chat?)"],
     [['hlat'], "trefoil: unknown command 'hlat'\n"],

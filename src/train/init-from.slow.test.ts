@@ -41,7 +41,7 @@ describe('train.init_from', () => {
     await runTraining(config('first', { steps: 1 }));
     const from = { steps: 1, init_from: join(folder.path, 'first') };
     await expect(runTraining(config('other', from, { n_layers: 1 }))).rejects.toThrow(
-      /^train\.init_from: .*first.* has nLayers 2, not 1; change the config's model section to match$/,
+      /^train\.init_from: .*first.* is of another shape: model\.n_layers is 1, but 2 there; take the shape from the model with --from$/,
     );
     const none = { steps: 1, init_from: join(folder.path, 'none') };
     await expect(runTraining(config('none-run', none))).rejects.toThrow(
