@@ -11,7 +11,7 @@ import { parseConfig } from '../config/parse.js';
 import { toYaml } from '../config/print.js';
 import type { Config } from '../config/schema.js';
 import { AheadLoader } from '../data/pipeline/ahead-loader.js';
-import { type Device, isHostDevice } from '../device/device.js';
+import { type Device, isHostDevice, type KernelSource } from '../device/device.js';
 import { TrefoilError, UsageError } from '../errors.js';
 import { namesFile } from '../files.js';
 import { type LocatedModel, locateModel } from '../infer/load.js';
@@ -173,8 +173,17 @@ function restore(point: ResumePoint, trainer: Trainer, log: RankLogger): void {
 function writeDescription(folder: RunFolder, config: Config, device: Device, { facts }: World): void {
   folder.writeConfig(toYaml(config));
   const kernels = describeKernels(config, device, config.train.seq_len).replace(/^attention: /, '');
-  const source = isHostDevice(device) ? { kernel_source: device.kernelSource } : {};
-  folder.writeEnvironment({ device: { kind: device.kind, name: device.name }, kernels, ...source, ...facts });
+  folder.writeEnvironment({
+    device: { kind: device.kind, name: device.name },
+    kernels,
+    ...(isHostDevice(device) && { kernel_source: describeSource(device.kernelSource) }),
+    ...facts,
+  });
+}
+
+/** Where the kernels of the processor come from, and whether products are fused: that decides the last bits of results. */
+function describeSource({ kind, name, isFused, hash }: KernelSource): Record<string, string | boolean> {
+  return { kind, name, fused: isFused, hash };
 }
 
 /** A run that was killed between a checkpoint and the evaluation that follows it has to do that evaluation first. */
