@@ -8,7 +8,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { beforeAll, describe, expect, it, type TestContext } from 'vitest';
-import { root, runNode, trefoilMain } from '../src/testing/cli.js';
+import { root, runNode, trefoil, trefoilMain } from '../src/testing/cli.js';
 
 const isLong = Boolean(process.env['TREFOIL_LONG']);
 const program = join(root, 'dev', 'bits.mjs');
@@ -94,4 +94,35 @@ describe('the same bits', () => {
       expect(Math.abs(loss - own.quickstart!.losses[i])).toBeLessThan(1e-3);
     });
   });
+});
+
+it('trains without a compiler and without koffi, and says so in one line', async () => {
+  const folder = mkdtempSync(join(tmpdir(), 'trefoil-no-compiler-'));
+  try {
+    const out = join(folder, 'run');
+    const words = [
+      'train',
+      '--config',
+      'quickstart',
+      '--steps',
+      '2',
+      '--device',
+      'cpu',
+      '--set',
+      `train.out_dir=${out}`,
+    ];
+    const env = { CXX: 'no-such-compiler', TREFOIL_CACHE: join(folder, 'cache'), TREFOIL_KERNELS: '' };
+    const { code, stderr } = await trefoil(words, { env });
+    expect(code, stderr).toBe(0);
+    expect(stderr.match(/^trefoil: kernels run in WebAssembly, .*there is no C\+\+ compiler/gm)).toHaveLength(1);
+    const { kernel_source: source } = JSON.parse(readFileSync(join(out, 'env.json'), 'utf8'));
+    expect(source).toMatchObject({ kind: 'wasm', name: expect.stringMatching(/^kernels(-fma)?\.wasm$/) });
+    const program = `import { openDevice } from ${JSON.stringify(join(root, 'dist/index.js'))};
+      openDevice('cpu');
+      console.log(process.report.getReport().sharedObjects.filter((path) => /koffi/.test(path)).length);`;
+    const opened = await runNode(['--input-type=module', '-e', program], { env: { TREFOIL_KERNELS: 'wasm' } });
+    expect(opened.stdout.trim(), opened.stderr).toBe('0');
+  } finally {
+    rmSync(folder, { recursive: true, force: true });
+  }
 });

@@ -23,7 +23,6 @@ export {
   type ArgumentKind,
   type Arguments,
   defineKernels,
-  type HostDevice,
   type KernelArgument,
   type KernelModule,
   type KernelOptions,

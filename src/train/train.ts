@@ -12,7 +12,7 @@ import { toYaml } from '../config/print.js';
 import type { Config } from '../config/schema.js';
 import type { Loader } from '../data/loader.js';
 import { AheadLoader } from '../data/pipeline/ahead-loader.js';
-import { type Device, isHostDevice } from '../device/device.js';
+import { type Device, isHostDevice, type KernelSource } from '../device/device.js';
 import { TrefoilError, UsageError } from '../errors.js';
 import { namesFile } from '../files.js';
 import { type LocatedModel, locateModel } from '../infer/load.js';
@@ -193,8 +193,17 @@ function warnOfEnd(loader: Loader, { train }: Config, step: number, ranks: numbe
 function writeDescription(folder: RunFolder, config: Config, device: Device, { facts }: World): void {
   folder.writeConfig(toYaml(config));
   const kernels = describeKernels(config, device, config.train.seq_len).replace(/^attention: /, '');
-  const source = isHostDevice(device) ? { kernel_source: device.kernelSource } : {};
-  folder.writeEnvironment({ device: { kind: device.kind, name: device.name }, kernels, ...source, ...facts });
+  folder.writeEnvironment({
+    device: { kind: device.kind, name: device.name },
+    kernels,
+    ...(isHostDevice(device) && { kernel_source: describeSource(device.kernelSource) }),
+    ...facts,
+  });
+}
+
+/** Where the kernels of the processor come from, and whether products are fused: that decides the last bits of results. */
+function describeSource({ kind, name, isFused, hash }: KernelSource): Record<string, string | boolean> {
+  return { kind, name, fused: isFused, hash };
 }
 
 /** A run that was killed between a checkpoint and the evaluation that follows it has to do that evaluation first. */

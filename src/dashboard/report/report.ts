@@ -221,7 +221,7 @@ function runElements(run: RunReport, name: string, folder: string): DocumentElem
     [
       'CPU kernels',
       source &&
-        `${plain(source['kind'])}: ${plain(source['name'])}, products ${source['isFused'] === true ? 'fused' : 'not fused'}, sources ${plain(source['hash'])}`,
+        `${plain(source['kind'])}: ${plain(source['name'])}, products ${source['fused'] === true ? 'fused' : 'not fused'}, sources ${plain(source['hash'])}`,
     ],
     ['attention kernels', part<string>('kernels')],
     ...(ranks ? [['ranks', `${plain(ranks.world)}, started by ${plain(ranks.launcher)}`] as [string, string]] : []),
