@@ -34,7 +34,18 @@ if ((model === undefined) === (values.url === undefined))
   throw new Error('usage: node bench/fuzz-server.mjs MODEL|--url URL --pid PID [--bodies N] [--seed N] [--at-once N]');
 const template = join(tmpdir(), `trefoil-fuzz-${process.pid}.jinja`);
 writeFileSync(template, '{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}');
-const words = ['--device', 'cpu', '--threads', 1, '--cache-gb', 1, '--chat-template', template];
+const words = [
+  '--device',
+  'cpu',
+  '--threads',
+  1,
+  '--cache-gb',
+  1,
+  '--prefix-cache-gb',
+  0.1,
+  '--chat-template',
+  template,
+];
 const server = isMainThread && model && (await startServer('--model', model, ...words));
 rmSync(template, { force: true });
 const url = workerData?.url ?? (server ? server.url : values.url);
