@@ -19,7 +19,7 @@ export type {
   RuntimeConfig,
   TrainConfig,
 } from './config/schema.js';
-export type { Device, DeviceKind, HostDevice } from './device/device.js';
+export type { Device, DeviceKind } from './device/device.js';
 export type { CompileProgress } from './device/kernel-cache.js';
 export { type OpenDeviceOptions, openDevice } from './device/open.js';
 export { ExitCode, TrefoilError, UsageError } from './errors.js';

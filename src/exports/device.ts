@@ -23,6 +23,7 @@ export {
   type ArgumentKind,
   type Arguments,
   defineKernels,
+  type HostDevice,
   type KernelArgument,
   type KernelModule,
   type KernelOptions,
