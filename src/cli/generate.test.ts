@@ -385,7 +385,7 @@ describe('trefoil generate', () => {
     const { code, out } = await generate(['--help']);
     expect(code).toBe(0);
     const flags =
-      'model prompt prompt-file chat tools tool-choice system max-new-tokens max-context temperature top-k top-p min-p repetition-penalty frequency-penalty presence-penalty logit-bias seed greedy stop json-schema prefix-cache-dir device';
+      'model adapter prompt prompt-file chat tools tool-choice system max-new-tokens max-context temperature top-k top-p min-p repetition-penalty frequency-penalty presence-penalty logit-bias seed greedy stop json-schema prefix-cache-dir device';
     const rest = ['precision', 'weights', 'threads', 'json', 'help'];
     const shown = Array.from(out.matchAll(/^ {2}(?:-\w, )?--([\w-]+)/gm), ([, name]) => name);
     expect(shown.sort()).toEqual([...flags.split(' '), ...rest].sort());

@@ -12,8 +12,8 @@ type Options = OptionValues<typeof OPTIONS>;
 
 const HELP = `
 Reads every file once to check its hash, then renames it: nothing is copied. The
-result is, byte for byte, that of data prepare without --part. A command that was
-interrupted goes on when it is repeated.
+result is, byte for byte, that of data prepare without --part. Repeat a command
+that was interrupted: it goes on.
 `;
 
 export const configure = configured(OPTIONS, run, HELP);

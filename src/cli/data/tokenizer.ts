@@ -29,8 +29,8 @@ type Options = OptionValues<typeof OPTIONS>;
 
 const HELP = `
 Byte-level BPE with the word pattern of GPT-2: every text can be encoded, and
-decodes to itself. All cores count words unless --workers names fewer; the result
-does not depend on their number. Python reads the folder too
+decodes to itself. All cores count words unless --workers names fewer; the
+result does not depend on their number. Python reads the folder too
 (AutoTokenizer.from_pretrained). Train with --tokenizer FOLDER.
 `;
 
