@@ -486,7 +486,7 @@ describeUnless(absence, 'the pages', () => {
       await openReport([live()]);
       await page.locator('.chart canvas').first().waitFor();
       expect(await names()).toEqual(['training', 'validation']);
-      expect(await page.locator('.chart').count()).toBe(9 + 4);
+      expect(await page.locator('.chart').count()).toBe(10 + 4);
       expect(await page.locator('.heat').count()).toBe(9);
       expect(await page.locator('.sample').textContent()).not.toBe('');
       const loss = page.locator('.chart').first().locator('.plot');

@@ -416,7 +416,9 @@ describe('a compiler', () => {
 
   it('accepts every kernel without a warning', async () => {
     const sources = join(import.meta.dirname, '../..');
-    const kernels = readdirSync(sources, { recursive: true, encoding: 'utf8' }).filter((name) => name.endsWith('.cpp'));
+    const kernels = readdirSync(sources, { recursive: true, encoding: 'utf8' }).filter(
+      (name) => name.endsWith('.cpp') && !name.startsWith('device/wasm'), // which only clang compiles
+    );
     expect(kernels.length).toBeGreaterThan(10);
     const flags = [...compilerFlags().filter((flag) => flag !== '-O3'), '-Wall', '-Wextra', '-fsyntax-only'];
     const { command } = findCompiler(candidates);

@@ -239,7 +239,9 @@ void trefoil_replay(const Call* calls, int64_t count) {
   for (const Call* call = calls; call < calls + count; ++call) {
     const int64_t* w = call->words;
     const double* f = call->floats;
-    reinterpret_cast<Any>(call->kernel)(EIGHT(w), EIGHT((w + 8)), EIGHT((w + 16)), EIGHT((w + 24)), f[0], f[1], f[2], f[3]);
+    // By way of void*: compilers warn of a cast between function types.
+    const auto kernel = reinterpret_cast<Any>(reinterpret_cast<void*>(call->kernel));
+    kernel(EIGHT(w), EIGHT((w + 8)), EIGHT((w + 16)), EIGHT((w + 24)), f[0], f[1], f[2], f[3]);
   }
 }
 
