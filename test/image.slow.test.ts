@@ -93,7 +93,7 @@ it('trains in the second stage, without a compiler', async (context) => {
   expect(trained.output).not.toMatch(/compil/i);
   expect(trained).toMatchObject({ code: 0, output: expect.stringContaining('done: ') });
   const absent = await run([main, 'train', ...words, '--out-dir', join(runs, 'second')], {
-    env: { ...variables, TREFOIL_MARCH: '', PATH: bin },
+    env: { ...variables, TREFOIL_MARCH: '', TREFOIL_KERNELS: 'native', PATH: bin },
     cwd: runs,
     ...user,
   });

@@ -62,6 +62,8 @@ it('a file system that becomes read-only', async ({ skip }) => {
 
     const life = new Life(args, {});
     await life.progress(12);
+    // A thread writes checkpoints while training goes on.
+    await expect.poll(() => findCheckpoint(outDir, 'auto')?.step).toBeGreaterThanOrEqual(10);
     writeFileSync(trigger, 'a test');
     await life.progress(life.steps + 8);
     life.send('SIGTERM');

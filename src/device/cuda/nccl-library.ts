@@ -1,5 +1,4 @@
 /** Typed functions of NCCL. Every call is checked. Loading needs no GPU; a communicator does. */
-
 import type { Environment } from '../../environment.js';
 import { TrefoilError } from '../../errors.js';
 import type { Reduction, WireType } from '../collectives.js';
@@ -20,12 +19,14 @@ const handle = 'void *';
 const address = 'uint64_t';
 const out = 'void *';
 const size = 'size_t';
+/** Stands for a type that koffi makes, which is loaded on first use. */
+const id = 'ncclUniqueId';
 
 /** Function names and argument types. All return a status. */
 const FUNCTIONS = {
   ncclGetVersion: [out],
   ncclGetUniqueId: [out],
-  ncclCommInitRank: [out, 'int', `struct { uint8_t bytes[${NCCL_ID_BYTES}]; }`, 'int'],
+  ncclCommInitRank: [out, 'int', id, 'int'],
   ncclCommGetAsyncError: [handle, out],
   ncclCommAbort: [handle],
   ncclCommFinalize: [handle],
@@ -57,8 +58,10 @@ export class NcclLibrary {
   /** Throws `LibraryMissing` if NCCL is not installed. */
   constructor(environment: Environment = process.env) {
     const library = openLibrary(NCCL, environment);
+    const idType = koffi.struct({ bytes: koffi.array('uint8_t', NCCL_ID_BYTES) });
+    const typesOf = (types: readonly string[]) => types.map((type) => (type === id ? idType : type));
     this.#calls = Object.fromEntries(
-      Object.entries(FUNCTIONS).map(([name, types]) => [name, library.func(name, 'int', [...types]) as Native]),
+      Object.entries(FUNCTIONS).map(([name, types]) => [name, library.func(name, 'int', typesOf(types)) as Native]),
     ) as Record<Name, Native>;
     this.#describe = library.func('ncclGetErrorString', 'str', ['int']);
     this.#lastError = library.func('ncclGetLastError', 'str', [handle]);
