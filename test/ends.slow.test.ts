@@ -72,9 +72,7 @@ function fileOf(name: string, train: object) {
 }
 
 const steps = async (outDir: string, count: number) =>
-  await expect
-    .poll(() => tailHeartbeats(runPaths(outDir).heartbeat(0), 1)[0]?.step ?? 0, { timeout: 90_000 })
-    .toBeGreaterThan(count);
+  await expect.poll(() => tailHeartbeats(runPaths(outDir).heartbeat(0), 1)[0]?.step ?? 0).toBeGreaterThan(count);
 
 let outDirOfProcess = '';
 const ENDS: Record<string, () => Promise<Ended | string>> = {

@@ -112,7 +112,7 @@ describe('training from a hub', () => {
         }, 3000);
       },
     });
-    expect(performance.now() - askedAt).toBeLessThan(10_000); // not the 600 s of the loader
+    expect(performance.now() - askedAt).toBeLessThan(120_000); // not the 600 s of the loader
     expect(result.status).toBe(how === 'SIGTERM' ? 'signalled' : 'halted');
     expect(said.at(-1)).toBe(`stopped after step ${result.step} by ${how === 'SIGTERM' ? how : '.HALT: manual_stop'}`);
     expect(listCheckpoints(runPaths(result.outDir).checkpoints)[0].step).toBe(result.step);

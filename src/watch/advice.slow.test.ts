@@ -12,32 +12,37 @@ beforeEach(() => {
 });
 afterEach(() => folder.remove());
 
-/** A rate that is far too high: its gradients overflow before the warm-up has ended. */
-const trained = async (lr: number) => {
+/** Each halves the rate; at 8 and below this model trains to its end. */
+const TRIES = 8;
+
+/**
+ * Where such a training overflows, and from which checkpoint it survives half the rate, depends on every bit: so only the way
+ * to the end is judged, which begins at another place for each rate.
+ */
+it.each([60, 250])('ends a training whose rate is far too high: %d', async (lr) => {
   const train = { lr, grad_clip: 0, warmup_steps: 40, steps: 60, save_every: 5, eval_every: 0, keep_last: 20 };
   const { result } = await runTraining(tinyConfig(folder.path, { train }));
   expect(result.status).toBe('non-finite');
-  return result;
-};
+  let { outDir } = result;
+  const plain = await runCli(['train', '--config', join(outDir, 'config.yaml'), '--resume', 'auto']);
+  expect([plain.code, readRun(outDir).ranks[0].beats.at(-1)!.step]).toEqual([5, result.step + 1]); // the same step again
 
-/** Does what the advice says; the exit code. */
-async function follow(outDir: string): Promise<number> {
-  const advice = adviceFor({ name: 'halted' }, readRun(outDir));
-  const words = /npx trefoil (train .+?) \(half the learning rate/.exec(advice)![1].split(' ');
-  return (await runCli(words)).code;
-}
-
-it('gets past a step which a plain resume meets again', async () => {
-  const { outDir, step } = await trained(150);
-  const again = await runCli(['train', '--config', join(outDir, 'config.yaml'), '--resume', 'auto']);
-  expect([again.code, readRun(outDir).ranks[0].beats.at(-1)!.step]).toEqual([5, step + 1]);
-  expect(await follow(outDir)).toBe(0);
+  let code: number | null = null;
+  for (let tries = 1; code !== 0; tries++) {
+    expect(tries).toBeLessThanOrEqual(TRIES);
+    const advice = adviceFor({ name: 'halted' }, readRun(outDir));
+    const words = /npx trefoil (train .+?) \(half the learning rate/.exec(advice)![1].split(' ');
+    ({ code } = await runCli(words));
+    expect([0, 5]).toContain(code); // never refused
+    if (words.includes('--out-dir')) outDir = words[words.indexOf('--out-dir') + 1];
+  }
   expect(readRun(outDir).ranks[0].beats.at(-1)).toMatchObject({ step: 60, status: 'done' });
 });
 
-it('goes to an earlier checkpoint each time that a resume with half the rate fails too', async () => {
-  const { outDir } = await trained(250);
-  let code: number | null = null;
-  for (let tries = 0; tries < 8 && code !== 0; tries++) code = await follow(outDir);
-  expect(code).toBe(0);
+it('never names a folder that is there', async () => {
+  const train = { lr: 1e30, grad_clip: 0, warmup_steps: 0 };
+  for (const name of ['run', 'run-2'])
+    await runTraining(tinyConfig(folder.path, { train: { ...train, out_dir: join(folder.path, name) } }));
+  const outDir = join(folder.path, 'run');
+  expect(adviceFor({ name: 'halted' }, readRun(outDir))).toContain(` --out-dir ${outDir}-3 `);
 });

@@ -1,4 +1,5 @@
 /** The next thing to do for a run, by its state: a command that can be copied. */
+import { existsSync } from 'node:fs';
 import { listCheckpoints } from '../run/checkpoint/read.js';
 import type { RunView } from '../run/reader.js';
 import { shellQuote } from '../text.js';
@@ -83,8 +84,15 @@ function afterNonFinite(view: RunView, at: number): string {
       : 'no spike came before it, so train.spike_skip would not help';
   const change = `--lr ${rate}${skip}`;
   if (!chosen)
-    return `there is ${failed.size > 0 ? 'no earlier checkpoint' : 'no checkpoint'}: start again with npx trefoil train --config ${shellQuote(view.paths.config)} --out-dir ${shellQuote(`${view.dir}-2`)} ${change} (half the learning rate; ${why})`;
+    return `there is ${failed.size > 0 ? 'no earlier checkpoint' : 'no checkpoint'}: start again with npx trefoil train --config ${shellQuote(view.paths.config)} --out-dir ${shellQuote(folderAfter(view.dir))} ${change} (half the learning rate; ${why})`;
   return `continue from step ${chosen.step} with ${trainCommand(view)} --resume ${shellQuote(chosen.path)} ${change} (half the learning rate; ${why})`;
+}
+
+/** The first of `run-2`, `run-3`, … that is not there. */
+function folderAfter(dir: string): string {
+  let attempt = 2;
+  while (existsSync(`${dir}-${attempt}`)) attempt++;
+  return `${dir}-${attempt}`;
 }
 
 /** Checkpoints from which a resume met a number that is not finite: their weights may be bad already. */

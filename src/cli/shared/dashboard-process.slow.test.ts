@@ -10,14 +10,14 @@ import { ended, startProgram, trefoil, trefoilMain } from '../../testing/cli.js'
 const folder = mkdtempSync(join(tmpdir(), 'trefoil-beside-'));
 afterAll(() => rmSync(folder, { recursive: true, force: true }));
 
-it('ends when the training is killed', { timeout: 90_000 }, async () => {
+it('ends when the training is killed', { timeout: 300_000 }, async () => {
   const program = join(folder, 'training.mjs');
   const module = pathToFileURL(join(trefoilMain(), '..', 'shared', 'dashboard-process.js')).href;
   writeFileSync(
     program,
     `import { withDashboard } from ${JSON.stringify(module)};
 await withDashboard(true, ${JSON.stringify(join(folder, 'run'))}, console.log, { warn: console.error }, async () => {
-  await new Promise((resolve) => setTimeout(resolve, 100_000));
+  await new Promise((resolve) => setTimeout(resolve, 400_000));
 });`,
   );
   const training = startProgram(process.execPath, [program]);
@@ -26,7 +26,7 @@ await withDashboard(true, ${JSON.stringify(join(folder, 'run'))}, console.log, {
     said += text;
   });
   const address = () => /^dashboard: (http.*)$/m.exec(said)?.[1];
-  await expect.poll(address, { timeout: 60_000 }).toBeDefined();
+  await expect.poll(address).toBeDefined();
   expect((await fetch(address()!)).status).toBe(200);
   training.kill('SIGKILL');
   await ended(training);
@@ -40,9 +40,7 @@ await withDashboard(true, ${JSON.stringify(join(folder, 'run'))}, console.log, {
 
 it.each(['train', 'start'])(
   '%s ends with its dashboard and says how to see the run again',
-  {
-    timeout: 90_000,
-  },
+  { timeout: 300_000 },
   async (command) => {
     const outDir = join(folder, command, 'run');
     const words = [command, '--config', 'quickstart', '--steps', '2', '--out-dir', outDir, '--dashboard'];
