@@ -23,7 +23,7 @@ const OTHER_FILES: readonly string[] = [
 
 /** An index lists every tensor: a few hundred bytes each. */
 const INDEX_BYTES = 16 << 20;
-/** Of every file but the weights: the largest tokenizers have 30 MB. */
+/** Limit of every file but the weights: the largest tokenizers have 30 MB. */
 const SMALL_FILE_BYTES = 64 << 20;
 const MAX_SHARDS = 1000;
 

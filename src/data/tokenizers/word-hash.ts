@@ -6,7 +6,7 @@ import { randomInt } from 'node:crypto';
 
 const SEED = randomInt(2 ** 32) | 0;
 
-/** Of units [from, to). */
+/** The hash of units [from, to). */
 export function hashOfUnits(units: Uint16Array, from: number, to: number, seed = SEED): number {
   let hash = seed ^ (to - from);
   for (let index = from; index < to; index++) hash = Math.imul(hash ^ units[index], 0x01000193) ^ (hash >>> 15);
