@@ -45,15 +45,18 @@ afterAll(async () => {
   folder.remove();
 });
 
+/** On a busy machine the threads of a source may wait a minute for their turn. */
+const PATIENT = { loader_timeout: 600 };
+
 const SOURCES = [
   { from: 'shards', data: () => ({}) },
   {
     from: 'a hub',
-    data: () => ({ source: 'hub', path: null, hub_dataset: DATASET, cache_gb: 0, workers: 2, queue: 9 }),
+    data: () => ({ source: 'hub', path: null, hub_dataset: DATASET, cache_gb: 0, workers: 2, queue: 9, ...PATIENT }),
   },
   {
     from: 'a folder of Parquet',
-    data: () => ({ source: 'files', path: join(folder.path, 'parquet'), workers: 1, document_mask: true }),
+    data: () => ({ source: 'files', path: join(folder.path, 'parquet'), workers: 1, document_mask: true, ...PATIENT }),
   },
 ];
 

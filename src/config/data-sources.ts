@@ -2,10 +2,11 @@
  * The names of `data.source`, what the sources have, and which source a `data.path` means. A new source is added here and
  * opened in src/data/pipeline/numbered-source.ts.
  */
-import { closeSync, existsSync, openSync, readdirSync, readFileSync, readSync, statSync } from 'node:fs';
+import { closeSync, existsSync, readdirSync, readSync, statSync } from 'node:fs';
 import { basename, join } from 'node:path';
 import { constants, gunzipSync } from 'node:zlib';
 import { isDynamicPattern } from 'tinyglobby';
+import { openRegularFile } from '../files.js';
 
 /** Every source. */
 export const DATA_SOURCES = [
@@ -124,7 +125,7 @@ function headOf(path: string): { text: string; isWhole: boolean } | null {
   if (path.endsWith('.zst') || !existsSync(path)) return null;
   const bytes = Buffer.alloc(SNIFFED_BYTES);
   try {
-    const descriptor = openSync(path, 'r');
+    const { descriptor } = openRegularFile(path); // a pipe would never end
     let read = 0;
     try {
       read = readSync(descriptor, bytes, 0, bytes.length, 0);
@@ -152,7 +153,7 @@ export function canRead(source: unknown, path: string): boolean {
 
 function isShardFolder(path: string): boolean {
   const index = join(path, 'index.json');
-  return existsSync(index) && readFileSync(index, 'utf8').slice(0, 4096).includes('"trefoil-tokens"');
+  return headOf(index)?.text.slice(0, 4096).includes('"trefoil-tokens"') ?? false;
 }
 
 /** The files at a path. A pattern stands for itself, as its ending tells the kind. */

@@ -220,6 +220,12 @@ describe('an adapter made by hand', () => {
       (config) => void Object.assign(config, { peft_type: 'IA3' }),
       /adapter_config\.json: peft_type: /,
     ],
+    [
+      '20,000 patterns',
+      (config) =>
+        void Object.assign(config, { rank_pattern: Object.fromEntries(Array.from({ length: 2e4 }, (_, i) => [i, 1])) }),
+      /adapter_config\.json: rank_pattern: more than 10000 patterns; only plain LoRA/,
+    ],
     ['saved modules', (config) => void Object.assign(config, { modules_to_save: ['lm_head'] }), /modules_to_save: /],
   ])('is refused in one line: %s', (_, change, message) => {
     const folder = handMade(change);

@@ -30,13 +30,23 @@ const PREFIX = 'base_model.model.';
 /** The output matrix, which an adapter of another program may have. */
 const HEAD = 'lm_head';
 
+/** Every layer looks through all of them. */
+const MAX_PATTERNS = 10_000;
+
+function patternsOf(value: z.ZodNumber) {
+  return z
+    .record(z.string(), value)
+    .refine((patterns) => Object.keys(patterns).length <= MAX_PATTERNS, `more than ${MAX_PATTERNS} patterns`)
+    .nullish();
+}
+
 const savedConfig = z.looseObject({
   peft_type: z.literal('LORA'),
   base_model_name_or_path: z.string().nullable().optional(),
   r: z.int().min(1),
   lora_alpha: z.number().positive(),
-  rank_pattern: z.record(z.string(), z.int().min(1)).nullish(),
-  alpha_pattern: z.record(z.string(), z.number().positive()).nullish(),
+  rank_pattern: patternsOf(z.int().min(1)),
+  alpha_pattern: patternsOf(z.number().positive()),
   use_rslora: z.boolean().nullish(),
   use_dora: z.literal(false).nullish(),
   fan_in_fan_out: z.literal(false).nullish(),

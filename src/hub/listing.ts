@@ -35,13 +35,13 @@ export async function listTree(api: string, commit: string, http: HttpOptions): 
     if (seen.has(url))
       throw new SourceGaveUp(`${describeUrl(first)}: its listing leads back to a page of its own; refused`);
     seen.add(url);
+    const page = await fetchSmall(url, http);
+    if (page === undefined) throw new SourceGaveUp(`${describeUrl(url)}: the listing is gone (HTTP 404)`);
+    for (const entry of parseAnswer(url, page.text, Tree)) entries.push(entry); // one page may list a million
     if (seen.size > MAX_PAGES || entries.length > MAX_ENTRIES)
       throw new SourceGaveUp(
         `${describeUrl(first)}: a listing of more than ${MAX_PAGES} pages or ${MAX_ENTRIES} files; refused`,
       );
-    const page = await fetchSmall(url, http);
-    if (page === undefined) throw new SourceGaveUp(`${describeUrl(url)}: the listing is gone (HTTP 404)`);
-    entries.push(...parseAnswer(url, page.text, Tree));
     const next: string | undefined = /<([^>]+)>;\s*rel="next"/.exec(page.headers.get('link') ?? '')?.[1];
     // The token must not be sent to a host that the listing names.
     if (next !== undefined && new URL(next, url).origin !== new URL(first).origin)

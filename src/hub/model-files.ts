@@ -23,6 +23,9 @@ const OTHER_FILES: readonly string[] = [
 
 /** An index lists every tensor: a few hundred bytes each. */
 const INDEX_BYTES = 16 << 20;
+/** Limit of every file but the weights: the largest tokenizers have 30 MB. */
+const SMALL_FILE_BYTES = 64 << 20;
+const MAX_SHARDS = 1000;
 
 /** A file to download. */
 export interface HubFile {
@@ -36,8 +39,15 @@ export interface HubFile {
 export function smallFiles(tree: readonly TreeEntry[], repository: string): HubFile[] {
   const names: readonly string[] = [MODEL_FILES.config, MODEL_FILES.index, ...OTHER_FILES];
   const files = tree.filter(({ type, path }) => type === 'file' && names.includes(path));
-  if (files.some(({ path }) => path === MODEL_FILES.config)) return files.map((entry) => hubFile(entry, repository));
-  throw new UsageError(`hf:${repository} has no config.json; name a model that transformers loads`);
+  if (!files.some(({ path }) => path === MODEL_FILES.config))
+    throw new UsageError(`hf:${repository} has no config.json; name a model that transformers loads`);
+  return files.map((entry) => {
+    const file = hubFile(entry, repository);
+    if (file.size <= SMALL_FILE_BYTES) return file;
+    throw new UsageError(
+      `hf:${repository}: ${file.name} has ${file.size} bytes, more than the ${SMALL_FILE_BYTES} that are read; name another model`,
+    );
+  });
 }
 
 /** The weights: the shards that the index names, or one file. */
@@ -46,8 +56,9 @@ export function weightFiles(
   shards: readonly string[] | null,
   repository: string,
 ): HubFile[] {
+  const listed = new Map(tree.filter(({ type }) => type === 'file').map((entry) => [entry.path, entry]));
   return (shards ?? [MODEL_FILES.weights]).map((name) => {
-    const entry = tree.find(({ type, path }) => type === 'file' && path === name);
+    const entry = listed.get(name);
     if (entry) return hubFile(entry, repository);
     if (shards) throw new UsageError(`hf:${repository} has no ${name}, which its ${MODEL_FILES.index} names`);
     const others = tree
@@ -66,6 +77,10 @@ export function shardsOf(index: string): string[] | null {
   const names = isPlainObject(map) ? [...new Set(Object.values(map))] : [];
   const isShard = (name: unknown): name is string =>
     typeof name === 'string' && basename(name) === name && /^[\w.-]+\.safetensors$/.test(name) && !name.startsWith('.');
+  if (names.length > MAX_SHARDS)
+    throw new UsageError(
+      `${index}: names ${names.length} files, more than the ${MAX_SHARDS} of any model; use another revision`,
+    );
   if (names.length > 0 && names.every(isShard)) return names.sort();
   throw new UsageError(`${index}: has no weight_map from tensors to .safetensors files; use another revision`);
 }

@@ -194,9 +194,34 @@ describe('a faulty hub', () => {
       { 'config.json': Buffer.from('{}'), 'model.safetensors.index.json': index({ a: '../b.safetensors' }) },
       /has no weight_map from tensors to .safetensors files/,
     ],
+    [
+      'an index of 1,001 files',
+      {
+        'config.json': Buffer.from('{}'),
+        'model.safetensors.index.json': index(
+          Object.fromEntries(Array.from({ length: 1001 }, (_, i) => [i, `${i}.safetensors`])),
+        ),
+      },
+      /index\.json: names 1001 files, more than the 1000 of any model; use another revision/,
+    ],
   ])('is reported when a model has %s', async (_, files, message) => {
     const { pull } = client(await hub({ name: MODEL, files: new Map(Object.entries(files)) }));
     await expect(pull()).rejects.toMatchObject({ message: expect.stringMatching(message), exitCode: 2 });
+  });
+
+  it('is reported when it lists a config.json of a terabyte', async () => {
+    const listed = (entries: object[]) =>
+      entries.map((entry) => ('path' in entry && entry.path === 'config.json' ? { ...entry, size: 1e12 } : entry));
+    const server = await hub({ ...plainModel(), listed });
+    await expect(client(server).pull()).rejects.toThrow(
+      /config\.json has 1000000000000 bytes, more than the 67108864 that are read; name another model/,
+    );
+  });
+
+  it('may list 300,000 files in one page', async () => {
+    const listed = (entries: object[]) => [...entries, ...Array(3e5).fill({ type: '', path: '' })];
+    const server = await hub({ ...plainModel(), listed });
+    expect((await client(server).pull(undefined, { timeout: 60 })).files).toBe(2);
   });
 
   it('may redirect to another host, which never gets the token', async () => {

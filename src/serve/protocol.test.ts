@@ -130,6 +130,13 @@ describe('a request is refused before work starts', () => {
     refused({ prompt: 'a', [name]: deep }, `the parameter ${name} is not supported`);
   });
 
+  it('if its metadata is large, which an answer may repeat three times', () => {
+    refused({ prompt: 'a', metadata: { a: 'x'.repeat(2 ** 14) } }, 'metadata: has more than 16384 characters');
+    refused({ prompt: 'a', metadata: Array(10_000).fill(1) }, 'metadata: has more than 16384 characters');
+    for (const metadata of [undefined, null, {}, { user_id: 'a' }])
+      expect(parseCompletion({ prompt: 'a', metadata }, model).job).toBeDefined();
+  });
+
   it('with a message that repeats little of it', () => {
     const long = 'x'.repeat(10_000);
     const messages = [

@@ -24,6 +24,8 @@ const MAX_LOGPROBS = 20;
 /** Entries of one answer: tokens that it lists, times the probabilities at each. An entry takes about 40 bytes of JSON. */
 const MAX_LISTED = 2 ** 21;
 const MAX_TOOLS = 1024;
+/** As JSON. Answers of one protocol repeat it. */
+const MAX_METADATA = 2 ** 14;
 /** Stop strings, and their bytes together. */
 const MAX_STOPS = 256;
 const MAX_STOP_BYTES = 2 ** 14;
@@ -124,7 +126,10 @@ const sampling = {
   response_format: responseFormat.default({ type: 'text' }),
   // Accepted without effect: they describe the caller.
   user: z.string().optional(),
-  metadata: z.unknown().optional(),
+  metadata: z
+    .unknown()
+    .refine((value) => JSON.stringify(value ?? null).length <= MAX_METADATA, `has more than ${MAX_METADATA} characters`)
+    .optional(),
 };
 
 const completion = z.looseObject({

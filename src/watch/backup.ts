@@ -159,14 +159,14 @@ function pathsOutside(root: string): string[] {
 
 /** All files except the folder `except`. Folders that are deleted in the meantime are skipped. */
 function filesBelow(folder: string, except?: string): string[] {
-  const files: string[] = [];
-  for (const name of namesIn(folder).sort()) {
-    const path = join(folder, name);
-    const facts = statOrUndefined(path);
-    if (facts?.isDirectory() && path !== except) files.push(...filesBelow(path, except));
-    else if (facts?.isFile()) files.push(path);
-  }
-  return files;
+  return namesIn(folder)
+    .sort()
+    .flatMap((name) => {
+      const path = join(folder, name);
+      const facts = statOrUndefined(path);
+      if (facts?.isDirectory() && path !== except) return filesBelow(path, except);
+      return facts?.isFile() ? [path] : [];
+    });
 }
 
 function openUnlessGone(path: string): number | undefined {

@@ -46,6 +46,10 @@ const HEARTBEATS: Readonly<Record<string, string>> = {
   'shares of 1e5 branches': beat(`,"gate_branch_shares":[${Array(1e5).fill(0.1)}]`),
   'deep JSON': `${nested(2e5)}\n`,
   prototypes: beat(',"__proto__":{"loss":1},"constructor":1'),
+  '200,000 short lines': Array.from(
+    { length: 2e5 },
+    (_, i) => `{"ts":${1e9 + i},"pid":1,"rank":0,"step":${i},"msg":"progress","gpu_mem_reserved":1}\n`,
+  ).join(''),
   '20 MB without a newline': 'x'.repeat(2e7),
   '20 MB of newlines': '\n'.repeat(2e7),
   '20 MB of braces': '{\n'.repeat(1e7),

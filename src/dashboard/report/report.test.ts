@@ -53,6 +53,15 @@ describe('the loss of a report', () => {
   });
 });
 
+it('has the peak of memory of more steps than a call may have arguments', () => {
+  const dir = recorded('many', 1);
+  const { ts } = JSON.parse(readFileSync(runPaths(dir).heartbeat(0), 'utf8').split('\n')[0]);
+  const line = (step: number) =>
+    `{"ts":${ts + step},"pid":1,"rank":0,"step":${step},"msg":"progress","gpu_mem_reserved":${step}}\n`;
+  appendFileSync(runPaths(dir).heartbeat(0), Array.from({ length: 150_000 }, (_, i) => line(i + 2)).join(''));
+  expect(buildReport([dir], 'T').runs[0].peak_mem_mib).toBe(150_001);
+});
+
 describe('what ran', () => {
   it('names the kernels, the peak of memory, and every switch that is not at its default', async () => {
     const dir = recorded('run');

@@ -1,10 +1,11 @@
-import { readFileSync, writeFileSync } from 'node:fs';
+import { execFileSync } from 'node:child_process';
+import { readFileSync, symlinkSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, it } from 'vitest';
 import { UsageError } from '../../errors.js';
 import { testFolder } from '../testing/folder.js';
 import { writeShards } from '../testing/shards.js';
-import { DamagedShards, readIndex } from './format.js';
+import { DamagedShards, encodeIndex, readIndex } from './format.js';
 import { tokenTypeFor } from './token-type.js';
 
 const folder = testFolder();
@@ -77,6 +78,27 @@ describe('readIndex', () => {
   });
 
   it('names a missing index', () => {
-    expect(() => readIndex(folder.path('none'))).toThrow(`cannot read ${folder.path('none', 'index.json')}: ENOENT`);
+    expect(() => readIndex(folder.path('none'))).toThrow(
+      `${folder.path('none', 'index.json')}: cannot read: there is no such file or folder; prepare the shards again`,
+    );
+  });
+
+  it.each<[string, (path: string) => void, string]>([
+    ['a pipe', (path) => execFileSync('mkfifo', [path]), 'is not a regular file'],
+    ['a device', (path) => symlinkSync('/dev/zero', path), 'is not a regular file'],
+    ['of 65 MiB', (path) => writeFileSync(path, Buffer.alloc(65 << 20, 32)), 'is too large'],
+  ])('refuses an index that is %s', (_, make, message) => {
+    const path = folder.fresh();
+    make(join(path, 'index.json'));
+    expect(() => readIndex(path)).toThrow(DamagedShards);
+    expect(() => readIndex(path)).toThrow(`${join(path, 'index.json')}: ${message}`);
+  });
+
+  it('refuses an index that lists a file twice', () => {
+    const { checksum, format, version, ...content } = readIndex(written());
+    expect(() => encodeIndex({ ...content, shards: [content.shards[0], content.shards[0]] })).toThrow(
+      'a file is listed twice',
+    );
+    expect([checksum.length, format, version]).toEqual([64, 'trefoil-tokens', 1]);
   });
 });

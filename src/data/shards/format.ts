@@ -11,14 +11,16 @@
  */
 
 import { createHash } from 'node:crypto';
-import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { z } from 'zod';
 import { UsageError } from '../../errors.js';
+import { readRegularFile } from '../../files.js';
 
 export const INDEX_NAME = 'index.json';
 const FORMAT = 'trefoil-tokens';
 const VERSION = 1;
+/** A shard takes some 500 bytes of it. */
+const INDEX_BYTES = 64 << 20;
 
 /** Shards that fail a check. A cache entry is then built again; prepared shards are refused. */
 export class DamagedShards extends UsageError {}
@@ -33,6 +35,14 @@ const ShardFile = z.strictObject({
 /** Shards with a `base` were written without knowing what comes before them (groups.ts). */
 export const ShardEntry = z.strictObject({ tokens: ShardFile, documents: ShardFile, base: Count.optional() });
 export type ShardEntry = z.infer<typeof ShardEntry>;
+/** Each file once: a small file that is listed a thousand times would be read a thousand times, into memory as well. */
+export const ShardEntries = z
+  .array(ShardEntry)
+  .refine(
+    (shards) =>
+      new Set(shards.flatMap(({ tokens, documents }) => [tokens.file, documents.file])).size === 2 * shards.length,
+    'a file is listed twice',
+  );
 
 const ShardIndexContent = z.strictObject({
   format: z.literal(FORMAT),
@@ -45,7 +55,7 @@ const ShardIndexContent = z.strictObject({
   documents: Count,
   /** Number of binary source files that were skipped. */
   skippedFiles: Count,
-  shards: z.array(ShardEntry).min(1),
+  shards: ShardEntries.min(1),
 });
 export type ShardIndexContent = z.infer<typeof ShardIndexContent>;
 export type ShardFile = z.infer<typeof ShardFile>;
@@ -61,18 +71,28 @@ export function encodeIndex(content: Omit<ShardIndexContent, 'format' | 'version
   return { index, text: `${JSON.stringify(index, null, 1)}\n` };
 }
 
+/** A JSON file that describes shards, of a regular file and bounded: the folder may be a stranger's. */
+export function readJsonFile(path: string, refuse: (reason: string, cause: unknown) => never): unknown {
+  let text: string;
+  try {
+    text = readRegularFile(path, { limit: INDEX_BYTES }).toString('utf8');
+  } catch (error) {
+    if (!(error instanceof UsageError)) throw error;
+    return refuse(error.message, error);
+  }
+  try {
+    return JSON.parse(text);
+  } catch (error) {
+    return refuse(`${path}: damaged (not valid JSON)`, error);
+  }
+}
+
 /** Reads and checks the index of a folder of shards. The reader checks the files that it lists. */
 export function readIndex(folder: string): ShardIndex {
   const path = join(folder, INDEX_NAME);
-  let value: unknown;
-  try {
-    value = JSON.parse(readFileSync(path, 'utf8'));
-  } catch (error) {
-    if (!(error instanceof SyntaxError)) {
-      throw new DamagedShards(`cannot read ${path}: ${(error as Error).message}`, { cause: error });
-    }
-    throw new DamagedShards(`${path}: damaged (not valid JSON); prepare the shards again`, { cause: error });
-  }
+  const value = readJsonFile(path, (reason, cause) => {
+    throw new DamagedShards(`${reason}; prepare the shards again`, { cause });
+  });
   const header = z
     .looseObject({ format: z.literal(FORMAT), version: z.number(), checksum: z.string() })
     .safeParse(value);

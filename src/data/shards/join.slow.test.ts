@@ -1,4 +1,5 @@
-import { existsSync, mkdirSync, readdirSync, readFileSync, renameSync, writeFileSync } from 'node:fs';
+import { execFileSync } from 'node:child_process';
+import { existsSync, mkdirSync, readdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, it } from 'vitest';
 import fc from '../../testing/properties.js';
@@ -8,6 +9,7 @@ import { testFolder } from '../testing/folder.js';
 import { parquetFile } from '../testing/parquet.js';
 import { groupBorders, groupsOfPart } from './groups.js';
 import { joinParts } from './join.js';
+import { readPartManifest, writePartManifest } from './part-manifest.js';
 import { prepareCorpus } from './prepare.js';
 import { ShardReader } from './reader.js';
 
@@ -138,6 +140,29 @@ describe('joining', () => {
     await prepareCorpus({ ...mixed, part: { index: 3, count: 3 } });
     expect(() => joinParts(out)).toThrow(/is of another corpus, tokenizer or division than part 1 of 3/);
     await expect(prepareCorpus({ ...mixed, part: { index: 2, count: 3 } })).rejects.toThrow(/parts of another corpus/);
+  });
+
+  it('refuses parts that claim too much, or twice the same', async () => {
+    const out = await parts('claims', [1]);
+    const place = join(out, 'part-1-of-3');
+    const sound = readPartManifest(place);
+    const rewrite = (at: string, change: Partial<typeof sound>) => {
+      rmSync(join(at, 'part.json'), { force: true });
+      writePartManifest(at, { ...sound, ...change });
+    };
+    rewrite(place, { parts: Number.MAX_SAFE_INTEGER });
+    expect(() => joinParts(out)).toThrow(
+      /part 2, 3, 4, 5, 6, 7, 8, 9 and others of 9007199254740991 are missing; run trefoil data prepare --part 2\//,
+    );
+    rewrite(place, { parts: 1 });
+    mkdirSync(join(out, 'part-01-of-1'));
+    rewrite(join(out, 'part-01-of-1'), { parts: 1 });
+    expect(() => joinParts(out)).toThrow('2 folders say that they are the 1 parts; remove those that are there twice');
+    rmSync(join(out, 'part-01-of-1'), { recursive: true });
+    expect(() => rewrite(place, { shards: [sound.shards[0], sound.shards[0]] })).toThrow('a file is listed twice');
+    rmSync(join(place, 'part.json'), { force: true });
+    execFileSync('mkfifo', [join(place, 'part.json')]);
+    expect(() => joinParts(out)).toThrow(/part\.json: is not a regular file.*; remove its folder and prepare the part/);
   });
 
   it('names a damaged file before anything moves', async () => {

@@ -11,6 +11,9 @@ import { encodeIndex, INDEX_NAME, readIndex, type ShardEntry, type ShardFile, ty
 import { isJoined, type PartManifest, partFolder, readPartManifest } from './part-manifest.js';
 import { openChecked, verifyHash } from './reader.js';
 
+/** Missing parts that a message names. */
+const NAMED_PARTS = 8;
+
 /** A file of a part, and where it belongs. */
 interface Move {
   readonly from: string;
@@ -73,11 +76,18 @@ function readParts(folder: string): PartManifest[] {
         `${folder}: part ${part.part} of ${part.parts} is of another corpus, tokenizer or division than part ${first.part} of ` +
           `${count}; prepare all parts with the same flags`,
       );
-  const missing = Array.from({ length: count }, (_, i) => i + 1).filter((i) => !parts.some(({ part }) => part === i));
+  const present = new Set(parts.map(({ part }) => part));
+  const missing: number[] = [];
+  // A manifest may claim any number of parts: no more are looked for than are named below.
+  for (let i = 1; i <= count && missing.length <= NAMED_PARTS; i++) if (!present.has(i)) missing.push(i);
   if (missing.length > 0)
     throw new UsageError(
-      `${folder}: part ${missing.slice(0, 8).join(', ')}${missing.length > 8 ? ' and others' : ''} of ${count} ` +
-        `${missing.length === 1 ? 'is' : 'are'} missing; run trefoil data prepare --part ${missing[0]}/${count} again`,
+      `${folder}: part ${missing.slice(0, NAMED_PARTS).join(', ')}${missing.length > NAMED_PARTS ? ' and others' : ''} of ` +
+        `${count} ${missing.length === 1 ? 'is' : 'are'} missing; run trefoil data prepare --part ${missing[0]}/${count} again`,
+    );
+  if (parts.length !== count)
+    throw new UsageError(
+      `${folder}: ${parts.length} folders say that they are the ${count} parts; remove those that are there twice`,
     );
   return parts;
 }

@@ -1,14 +1,15 @@
 /** The work of one machine: the shards of a part of a corpus, described by part.json in a folder of its own. */
 
 import { createHash } from 'node:crypto';
-import { closeSync, existsSync, fsyncSync, openSync, readFileSync } from 'node:fs';
+import { closeSync, existsSync, fsyncSync, openSync } from 'node:fs';
 import { join } from 'node:path';
 import { z } from 'zod';
 import { writeFully } from '../../files.js';
-import { Count, DamagedShards, INDEX_NAME, ShardEntry } from './format.js';
+import { Count, DamagedShards, INDEX_NAME, readJsonFile, ShardEntries } from './format.js';
 import type { PartNumber } from './groups.js';
 
 const MANIFEST = 'part.json';
+const REMEDY = 'remove its folder and prepare the part again';
 
 const Content = z.strictObject({
   format: z.literal('trefoil-part'),
@@ -25,7 +26,7 @@ const Content = z.strictObject({
   documents: Count,
   skippedFiles: Count,
   /** Their `base` counts from the first token of the part. */
-  shards: z.array(ShardEntry),
+  shards: ShardEntries,
 });
 export type PartManifest = z.infer<typeof Content>;
 
@@ -53,12 +54,9 @@ export function writePartManifest(folder: string, manifest: Omit<PartManifest, '
 /** Reads and checks a manifest. `data join` checks the files that it lists. */
 export function readPartManifest(folder: string): PartManifest {
   const path = join(folder, MANIFEST);
-  let value: unknown;
-  try {
-    value = JSON.parse(readFileSync(path, 'utf8'));
-  } catch (error) {
-    throw damaged(path, (error as Error).message, error);
-  }
+  const value = readJsonFile(path, (reason, cause) => {
+    throw new DamagedShards(`${reason}; ${REMEDY}`, { cause });
+  });
   const { checksum, ...rest } = (value ?? {}) as Record<string, unknown>;
   const content = Content.safeParse(rest);
   if (!content.success)
@@ -67,8 +65,8 @@ export function readPartManifest(folder: string): PartManifest {
   return content.data;
 }
 
-function damaged(path: string, reason: string, cause?: unknown): DamagedShards {
-  return new DamagedShards(`${path}: damaged (${reason}); remove its folder and prepare the part again`, { cause });
+function damaged(path: string, reason: string): DamagedShards {
+  return new DamagedShards(`${path}: damaged (${reason}); ${REMEDY}`);
 }
 
 function checksumOf(content: PartManifest): string {

@@ -1,3 +1,4 @@
+import { execFileSync } from 'node:child_process';
 import { appendFileSync, readFileSync, rmSync, truncateSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, it } from 'vitest';
@@ -132,8 +133,25 @@ describe('damage', () => {
       appendFileSync(file, 'xx');
       expect(() => ShardReader.open(path, { verify })).toThrow(`${file}: damaged (${size + 1} bytes, not ${size})`);
       rmSync(file);
-      expect(() => ShardReader.open(path, { verify })).toThrow(`cannot read ${file}: ENOENT`);
+      expect(() => ShardReader.open(path, { verify })).toThrow(
+        `${file}: cannot read: there is no such file or folder; prepare the shards again`,
+      );
+      execFileSync('mkfifo', [file]);
+      expect(() => ShardReader.open(path, { verify })).toThrow(`${file}: is not a regular file`);
     }
+  });
+
+  it('refuses documents that no memory holds, before any is taken', () => {
+    const path = written();
+    const { checksum, format, version, ...content } = readIndex(path);
+    const [shard] = content.shards;
+    const bytes = 2 ** 43;
+    truncateSync(join(path, shard.documents.file), bytes); // a file with holes
+    const shards = [{ ...shard, documents: { ...shard.documents, bytes } }, ...content.shards.slice(1)];
+    const documents = content.documents + (bytes - shard.documents.bytes) / 8;
+    writeFileSync(join(path, 'index.json'), encodeIndex({ ...content, shards, documents }).text);
+    expect(() => ShardReader.open(path)).toThrow(`${documents} documents take more memory than this machine has`);
+    expect([checksum.length, format, version]).toEqual([64, 'trefoil-tokens', 1]);
   });
 
   it('names a file that is cut while in use', () => {

@@ -1,9 +1,11 @@
 /** Reads token shards by position. Opening checks all files; a read takes at most one system call. */
 
 import { createHash } from 'node:crypto';
-import { closeSync, fstatSync, openSync, readSync } from 'node:fs';
+import { closeSync, readSync } from 'node:fs';
+import { totalmem } from 'node:os';
 import { join } from 'node:path';
-import { TrefoilError } from '../../errors.js';
+import { TrefoilError, UsageError } from '../../errors.js';
+import { openRegularFile } from '../../files.js';
 import { DamagedShards, readIndex, type ShardFile, type ShardIndex } from './format.js';
 import { bytesPerToken, type TokenArray, tokenView } from './token-type.js';
 
@@ -134,6 +136,8 @@ function readDocumentStarts(folder: string, index: ShardIndex, verify: boolean):
     throw damaged(folder, `its document files have ${bytes} bytes, not 8 for each of ${index.documents} documents`);
   }
   for (const file of files) closeSync(openChecked(join(folder, file.file), file));
+  // A file with holes may have any size.
+  if (bytes > totalmem()) throw damaged(folder, `${index.documents} documents take more memory than this machine has`);
   const starts = new Float64Array(index.documents);
   let offset = 0;
   for (const file of files) {
@@ -159,16 +163,19 @@ function readDocumentStarts(folder: string, index: ShardIndex, verify: boolean):
 }
 
 export function openChecked(path: string, expected: ShardFile): number {
-  let descriptor: number;
-  try {
-    descriptor = openSync(path, 'r');
-  } catch (error) {
-    throw new DamagedShards(`cannot read ${path}: ${(error as Error).message}`, { cause: error });
-  }
-  const { size } = fstatSync(descriptor);
+  const { descriptor, size } = openShardFile(path);
   if (size === expected.bytes) return descriptor;
   closeSync(descriptor);
   throw new DamagedShards(`${path}: damaged (${size} bytes, not ${expected.bytes}); prepare the shards again`);
+}
+
+function openShardFile(path: string) {
+  try {
+    return openRegularFile(path);
+  } catch (error) {
+    if (!(error instanceof UsageError)) throw error;
+    throw new DamagedShards(`${error.message}; prepare the shards again`, { cause: error });
+  }
 }
 
 export function verifyHash(path: string, descriptor: number, expected: ShardFile): void {

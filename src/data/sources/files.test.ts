@@ -1,5 +1,5 @@
 import { mkdirSync, symlinkSync, utimesSync, writeFileSync } from 'node:fs';
-import { basename, relative } from 'node:path';
+import { basename, join, relative } from 'node:path';
 import { describe, expect, it } from 'vitest';
 import { UsageError } from '../../errors.js';
 import { testFolder } from '../testing/folder.js';
@@ -52,6 +52,14 @@ describe('resolveFiles', () => {
     expect((await resolveFiles(folder.path('dangling'))).files.map((file) => basename(file.path))).toEqual([
       'real.txt',
     ]);
+  });
+
+  it.runIf(process.env['TREFOIL_LONG'] === '1')('may leave out more files than a call may have arguments', async () => {
+    const path = folder.fresh();
+    for (let i = 0; i < 150_000; i++) writeFileSync(join(path, `${i}.svg`), '');
+    writeFileSync(join(path, 'a.txt'), 'a');
+    const { files, skipped } = await resolveFiles(path);
+    expect([files.length, skipped.length]).toEqual([1, 150_000]);
   });
 
   it('names a path that is missing or empty', async () => {

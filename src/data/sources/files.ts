@@ -47,7 +47,7 @@ export async function resolveFiles(
   const seen = new Set<string>();
   for (const given of typeof paths === 'string' ? [paths] : paths) {
     const { taken, refused } = await expand(given, accept);
-    skipped.push(...refused.map((path) => ({ path, reason: isProse(path) ? 'its name' : 'not prose' })));
+    for (const path of refused) skipped.push({ path, reason: isProse(path) ? 'its name' : 'not prose' });
     if (taken.length === 0) {
       throw new UsageError(`data.path: ${given} holds no file to read; check the folder or pattern and the file names`);
     }

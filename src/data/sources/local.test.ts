@@ -1,6 +1,7 @@
 import { spawnSync } from 'node:child_process';
 import { gzipSync } from 'node:zlib';
 import type { FileMetaData, PageHeader } from 'hyparquet';
+import { parquetWriteBuffer } from 'hyparquet-writer';
 import { describe, expect, it } from 'vitest';
 import { TrefoilError } from '../../errors.js';
 import { StreamLoader } from '../pipeline/stream-loader.js';
@@ -121,6 +122,18 @@ describe('a folder of files', () => {
     expect(error).toBeInstanceOf(TrefoilError);
     expect((error as Error).message).toContain(`forged.parquet: `);
     expect((error as Error).message).toContain(message);
+  });
+
+  it('Parquet whose rows repeat a long text is refused before it is tokenised', async () => {
+    const text = Buffer.alloc(2 ** 20, 'a');
+    const column = { name: 'text', data: Array(5000).fill(text), type: 'BYTE_ARRAY' } as const;
+    const options = { statistics: false, codec: 'UNCOMPRESSED', rowGroupSize: 5000 } as const;
+    const bytes = new Uint8Array(parquetWriteBuffer({ columnData: [column], ...options }));
+    expect(bytes.length).toBeLessThan(2 * text.length); // one entry of a dictionary
+    const corpus = await local(folder.write('repeated.parquet', bytes));
+    await expect(firstEpoch(corpus)).rejects.toThrow(
+      /repeated\.parquet: row group 0 has 5242880000 bytes of text, the limit is 4294967296/,
+    );
   });
 
   it.each<[string, string, (page: PageHeader) => void]>([

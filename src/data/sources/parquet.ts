@@ -49,7 +49,9 @@ export async function openParquet({ file, part, textField, opener }: ReadRequest
         const values = await decode(file.name, blob, `row group ${group}`, () =>
           readColumn(file.name, buffer, metadata, column, starts[group], group),
         );
-        return { documents: values.map((value) => pick(value, path, file.name)), next: position + 1 };
+        const documents = values.map((value) => pick(value, path, file.name));
+        expectSize(file.name, group, documents);
+        return { documents, next: position + 1 };
       },
       close: () => blob.close(),
     };
@@ -174,6 +176,15 @@ async function readColumn(
     },
   });
   return values;
+}
+
+/** A dictionary repeats a long text at a few bits each time: a small file would fill a disk with its tokens. */
+function expectSize(name: string, group: number, documents: readonly RawDocument[]): void {
+  const bytes = documents.reduce((sum, document) => sum + document.length, 0);
+  if (bytes > MAX_GROUP_BYTES)
+    throw new UsageError(
+      `${name}: row group ${group} has ${bytes} bytes of text, the limit is ${MAX_GROUP_BYTES}; write it with smaller row groups`,
+    );
 }
 
 /** The column of the text and the path inside it. Throws with the names of all columns if it is missing. */

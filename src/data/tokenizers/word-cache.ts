@@ -1,4 +1,5 @@
 /** Token ids of words that were seen before. Nearly all words of natural text are found here. */
+import { hashOfUnits } from './word-hash.js';
 
 /** Slots of the hash table; half of them are used. */
 const SLOTS = 1 << 18;
@@ -31,9 +32,7 @@ export class WordCache {
     const begins = this.#begins;
     const hashes = this.#hashes;
     const length = to - from;
-    let hash = length;
-    for (let index = from; index < to; index++) hash = Math.imul(hash ^ units[index], 0x01000193) ^ (hash >>> 15);
-    hash ^= hash >>> 13;
+    const hash = hashOfUnits(units, from, to);
     let slot = hash & (SLOTS - 1);
     for (; begins[slot] !== 0; slot = (slot + 1) & (SLOTS - 1)) {
       if (hashes[slot] !== hash) continue;

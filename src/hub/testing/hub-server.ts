@@ -33,6 +33,8 @@ export interface HubModel {
   readonly files: ReadonlyMap<string, Uint8Array>;
   /** The commit of the branch `main`. */
   readonly commit?: string;
+  /** Changes the listing of its files. */
+  listed?(entries: object[]): object[];
 }
 
 export interface HubServerOptions {
@@ -122,7 +124,7 @@ export async function startHub(options: HubServerOptions): Promise<HubServer> {
   }
 
   function ofModel(
-    { name, files, commit = SHA }: HubModel,
+    { name, files, commit = SHA, listed = (entries) => entries }: HubModel,
     url: URL,
     request: IncomingMessage,
     response: ServerResponse,
@@ -131,7 +133,7 @@ export async function startHub(options: HubServerOptions): Promise<HubServer> {
     const revision = /\/revision\/([^/]+)$/.exec(pathname)?.[1];
     if (revision !== undefined)
       return [commit, 'main'].includes(revision) ? json(response, { sha: commit }) : plain(response, 404, 'not here');
-    if (pathname === `/api/models/${name}/tree/${commit}`) return json(response, [...files].map(treeEntry));
+    if (pathname === `/api/models/${name}/tree/${commit}`) return json(response, listed([...files].map(treeEntry)));
     const start = `/${name}/resolve/${commit}/`;
     const path = decodeURIComponent(pathname.slice(start.length));
     const content = pathname.startsWith(start) ? files.get(path) : undefined;

@@ -1,5 +1,6 @@
 /** Counts the words of texts: a hash table in typed arrays, which counts a known word without making a string for it. */
 
+import { hashOfUnits } from '../word-hash.js';
 import { enlarged } from './enlarged.js';
 
 /** Distinct words with their counts: word i has the UTF-16 units `begins[i]` to `begins[i + 1]` of `units`. */
@@ -27,9 +28,7 @@ export class WordCounter {
 
   /** Counts units [from, to) as a word that occurs `count` times more. */
   add(units: Uint16Array, from: number, to: number, count: number): void {
-    let hash = to - from;
-    for (let index = from; index < to; index++) hash = Math.imul(hash ^ units[index], 0x01000193) ^ (hash >>> 15);
-    hash ^= hash >>> 13;
+    const hash = hashOfUnits(units, from, to);
     const mask = this.#slots.length - 1;
     let slot = hash & mask;
     for (; this.#slots[slot] !== 0; slot = (slot + 1) & mask) {
