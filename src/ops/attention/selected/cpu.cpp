@@ -100,7 +100,7 @@ struct Masses {
   }
   // For one token, whose logarithms of the softmax sums are known.
   void finish(int64_t token, const float* lse, float* to) const {
-    for (int64_t c = 0; c < width; c += kLanes) {
+    for (int64_t c = 0; c < count; c += kLanes) {
       vec total = {};
       for (int64_t r = 0; r < heads; ++r) {
         if (lse[r] == kNone) continue;
