@@ -19,8 +19,8 @@ const parts = {
   needles: needleRows(needles),
   seeds: seedTable(needles),
   choice: choiceRows(needles),
-  language: languageRows(runs.filter(({ validation }) => validation)),
-  stories: storyRows(runs.filter(({ recall }) => recall)),
+  language: languageRows(runs.filter(({ config, validation }) => config === 'text_cpu' && validation)),
+  stories: storyRows(runs.filter(({ config, validation }) => config === 'quickstart' && validation)),
 };
 writeOrCheck(
   [
@@ -104,11 +104,16 @@ function languageRows(rows) {
 }
 
 function storyRows(rows) {
+  const titles = [
+    ...['variant', 'seed', 'recalled, %', 'beyond 128 tokens, %', 'loss', 'gain from far context, nats'],
+    ...['gates, nats', 'CPU s'],
+  ];
   return table(
-    ['variant', 'seed', 'recalled, %', 'beyond 128 tokens, %', 'gates, nats', 'CPU s'],
-    rows.map(({ variant, seed, summary, gates, cpu_seconds: cpu }) => [
-      ...[variant, seed, summary.recall, summary.far],
-      ...[gates.entropy.map((nats) => nats.toFixed(2)).join(', '), Math.round(cpu)],
+    titles,
+    rows.map(({ variant, seed, summary, validation: { loss, far }, gates, cpu_seconds: cpu }) => [
+      ...[variant, seed, summary.recall ?? '', summary.far ?? '', loss.toFixed(3)],
+      `${far.gain.toFixed(4)} ± ${far.error.toFixed(4)}`,
+      ...[(gates.entropy ?? []).map((nats) => nats.toFixed(2)).join(', '), Math.round(cpu)],
     ]),
   );
 }

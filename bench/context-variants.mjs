@@ -44,6 +44,8 @@ const needle = (...changes) => ({
 });
 const forced = { ...none, 'nsa.force_branch': 'cmp', 'train.steps': 900 };
 const stories = (...changes) => ({ config: 'quickstart', set: Object.assign({}, ...changes) });
+// Half of the steps of quickstart, and of its drills.
+const half = { 'train.steps': 1000, 'data.stories_drills': 1200 };
 const text = (...changes) => ({ config: 'text_cpu', set: Object.assign({}, language, ...changes) });
 
 /** Changes of each variant to its config; `phases` are the settings of runs that follow each other in one folder. */
@@ -81,7 +83,12 @@ export const VARIANTS = {
   'rate2-inputs-muon': needle(short, scorer, muon, twice, { 'nsa.gate_inputs': 12 }),
   stories: stories(none, { 'train.steps': 2000, 'train.optimizer': 'adamw', 'data.stories_drills': 2400 }),
   'stories-scorer': stories(scorer, { 'train.steps': 2000, 'train.optimizer': 'adamw', 'data.stories_drills': 2400 }),
-  'stories-muon': stories(scorer, muon, { 'train.steps': 1000, 'data.stories_drills': 1200 }),
+  'stories-muon': stories(half, scorer, muon),
+  'stories-nsa-muon': stories(half, none, muon),
+  // As many parameters as the sparse model, and positions, without which dense attention has no order.
+  'stories-dense-muon': stories(half, muon, {
+    ...{ 'model.attention': 'dense', 'model.mlp_hidden': 323, 'model.rope_scale': 1 },
+  }),
   'language-dense': text({ 'model.attention': 'dense', 'model.mlp_hidden': 345 }),
   'language-nsa': text(none),
   'language-scorer': text(scorer),
@@ -100,7 +107,8 @@ export const PLAN = [
   ['stories-muon', [1]],
   ['rope2-window-muon,rate2-gate-muon', [1]],
   ['short-scorer-muon', [5]],
-  ['stories-muon', [2, 3]],
+  ['stories-dense-muon,stories-nsa-muon', [1]],
+  ['stories-dense-muon,stories-muon,stories-nsa-muon', [2, 3]],
   ['language-dense,language-scorer,language-nsa', [2, 3]],
   ['stories,stories-scorer', [1, 2, 3]],
   ['short-gate-muon', [2, 3]],

@@ -134,13 +134,20 @@ function measuresOf(config) {
   return config === 'quickstart' ? recall : farContext;
 }
 
-/** Results of `trefoil start`: questions answered by the distance between fact and question, in all and beyond 128 tokens. */
-function recall(out) {
-  const { rows } = JSON.parse(readFileSync(join(out, 'recall.json'), 'utf8'));
+/**
+ * The gain from far context, and of a sparse model the questions that `trefoil start` asked: answered by the distance
+ * between fact and question, in all and beyond 128 tokens.
+ */
+async function recall(out) {
+  const validation = await lossOf(out, ['--dataset', 'stories', '--seq-len', '512', '--batches', '256']);
+  const { gain, error } = validation.far;
+  const file = join(out, 'recall.json');
+  if (!existsSync(file)) return { validation, summary: { gain, error } };
+  const { rows } = JSON.parse(readFileSync(file, 'utf8'));
   const share = (some) => sum(some, ({ correct }) => correct) / sum(some, ({ cases }) => cases);
   const kept = rows.map(({ from, to, cases, correct }) => ({ from, to, cases, correct }));
   const [all, far] = [share(rows), share(rows.filter(({ from }) => from >= 128))];
-  return { recall: kept, summary: { recall: percents([all]), far: percents([far]) } };
+  return { recall: kept, validation, summary: { recall: percents([all]), far: percents([far]), gain, error } };
 }
 
 function sum(list, of) {
@@ -238,12 +245,17 @@ async function coverageOf(out, file) {
   return json.coverage.layers.map(({ forced, random, chosen, best }) => ({ forced, random, chosen, best }));
 }
 
-/** Validation loss, what context beyond the window is worth, and coverage by layer: the mean of four documents. */
+/** Loss, and what context beyond 64 tokens is worth. */
+async function lossOf(out, data) {
+  const words = ['eval', 'loss', '--model', out, ...data, '--by-position', '--near', '64', '--json'];
+  const { loss, bits_per_byte, targets, by_position, far } = (await trefoil(words)).json;
+  return { loss, bits_per_byte, targets, by_position, far };
+}
+
+/** Validation loss, what far context is worth, and coverage by layer: the mean of four documents. */
 async function farContext(out) {
   const validation = join(corpus(), 'val.jsonl');
-  const words = ['--local-path', validation, '--seq-len', '2048', '--by-position', '--near', '64', '--json'];
-  const { loss, bits_per_byte, targets, by_position, far } = (await trefoil(['eval', 'loss', '--model', out, ...words]))
-    .json;
+  const measuredLoss = await lossOf(out, ['--local-path', validation, '--seq-len', '2048']);
   const texts = readFileSync(validation, 'utf8')
     .trim()
     .split('\n')
@@ -259,12 +271,9 @@ async function farContext(out) {
   const covered = measured[0].map((shares, layer) =>
     Object.fromEntries(Object.keys(shares).map((key) => [key, mean(layer, key)])),
   );
-  const validationRow = { loss, bits_per_byte, targets, by_position, far };
-  return {
-    validation: validationRow,
-    coverage: covered,
-    summary: { validation: loss, gain: far.gain, error: far.error },
-  };
+  const { loss, far } = measuredLoss;
+  const summary = { validation: loss, gain: far.gain, error: far.error };
+  return { validation: measuredLoss, coverage: covered, summary };
 }
 
 function checkpoints(out) {
