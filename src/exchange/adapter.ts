@@ -22,6 +22,7 @@ import {
   writeSafetensors,
 } from '../run/safetensors.js';
 import { bytesOf as rawBytes, Tensor } from '../tensor/tensor.js';
+import { withTimeLimit } from '../time-limit.js';
 
 export const ADAPTER_FILES = { config: 'adapter_config.json', weights: 'adapter_model.safetensors' } as const;
 
@@ -29,17 +30,38 @@ export const ADAPTER_FILES = { config: 'adapter_config.json', weights: 'adapter_
 const PREFIX = 'base_model.model.';
 /** The output matrix, which an adapter of another program may have. */
 const HEAD = 'lm_head';
+/** Limit for one pattern of a stranger's file. */
+const PATTERN_MS = 200;
 
+/** An expression for names of layers. */
+const pattern = z.string().refine((text) => {
+  try {
+    return new RegExp(text) instanceof RegExp;
+  } catch {
+    return false;
+  }
+});
+/** A variant of LoRA that is off. */
+const off = z.literal([false, null]).optional();
 const savedConfig = z.looseObject({
   peft_type: z.literal('LORA'),
   base_model_name_or_path: z.string().nullable().optional(),
   r: z.int().min(1),
   lora_alpha: z.number().positive(),
-  rank_pattern: z.record(z.string(), z.int().min(1)).nullish(),
-  alpha_pattern: z.record(z.string(), z.number().positive()).nullish(),
+  rank_pattern: z.record(pattern, z.int().min(1)).nullish(),
+  alpha_pattern: z.record(pattern, z.number().positive()).nullish(),
   use_rslora: z.boolean().nullish(),
-  use_dora: z.literal(false).nullish(),
-  fan_in_fan_out: z.literal(false).nullish(),
+  // Others, such as pissa, also change the weights that the adapter is added to.
+  init_lora_weights: z.union([z.boolean(), z.enum(['gaussian', 'eva', 'orthogonal'])]).nullish(),
+  fan_in_fan_out: off,
+  use_dora: off,
+  use_qalora: off,
+  use_bdlora: off,
+  kasa_config: off,
+  monteclora_config: off,
+  arrow_config: off,
+  layer_replication: off,
+  alora_invocation_tokens: off,
   bias: z.literal('none').nullish(),
   modules_to_save: z.array(z.string()).max(0).nullish(),
 });
@@ -225,10 +247,20 @@ function additionsOf(file: SafetensorsFile, config: SavedConfig, shape: ModelSha
   return additions;
 }
 
-/** The value of a pattern, which names a layer by the end of its name. */
+/** The value of a pattern, an expression for the end of the name of a layer, as PEFT reads it: the first that matches. */
 function patterned(patterns: Readonly<Record<string, number>> | null | undefined, layer: string): number | undefined {
-  const name = `model.${layer}`;
-  return Object.entries(patterns ?? {}).find(([pattern]) => name === pattern || name.endsWith(`.${pattern}`))?.[1];
+  const name = layer === HEAD ? layer : `model.${layer}`;
+  const matches = (pattern: string) =>
+    withTimeLimit(
+      PATTERN_MS,
+      () => new RegExp(`^(.*\\.)?(${pattern})$`).test(name),
+      () => {
+        throw new UsageError(
+          `the pattern ${pattern} of ${ADAPTER_FILES.config} takes too long to match; name layers instead`,
+        );
+      },
+    );
+  return Object.entries(patterns ?? {}).find(([pattern]) => matches(pattern))?.[1];
 }
 
 function expectSize(file: SafetensorsFile, name: string, size: readonly number[]): void {
