@@ -30,6 +30,10 @@ export const ADAPTER_FILES = { config: 'adapter_config.json', weights: 'adapter_
 const PREFIX = 'base_model.model.';
 /** The output matrix, which an adapter of another program may have. */
 const HEAD = 'lm_head';
+/** A copy of the head of the model, which PEFT saves beside an adapter of the head. */
+const HEAD_COPY = /^(?:base_model\.model\.)?lm_head\.base_layer\.weight$/;
+/** The copy may be in bf16. */
+const HEAD_TOLERANCE = 2 ** -8;
 /** Limit for one pattern of a stranger's file. */
 const PATTERN_MS = 200;
 
@@ -166,7 +170,11 @@ export class MergedWeights implements TensorSource {
     const config = readConfig(folder);
     this.#file = openSafetensors(join(folder, ADAPTER_FILES.weights), { links: 'in model' });
     try {
-      this.#additions = inFile(this.#file.path, () => additionsOf(this.#file, config, shape));
+      this.#additions = inFile(this.#file.path, () => {
+        const additions = additionsOf(this.#file, config, shape);
+        this.#expectSameHead();
+        return additions;
+      });
     } catch (error) {
       this.#file.close();
       throw error;
@@ -197,6 +205,15 @@ export class MergedWeights implements TensorSource {
     this.#base.close();
   }
 
+  #expectSameHead(): void {
+    const name = [...this.#file.entries.keys()].find((one) => HEAD_COPY.test(one));
+    if (name === undefined) return;
+    const [copy, head] = [this.#file.read(name), this.#base.read('head')].map(toFloat32);
+    const isSame = (value: number, i: number) => Math.abs(value - copy![i]) <= HEAD_TOLERANCE * Math.abs(value);
+    if (copy?.length !== head?.length || !head?.every(isSame))
+      throw new UsageError(`${name} is not the head of this model; the adapter is one of another model`);
+  }
+
   #merge(name: string, additions: readonly Addition[]): Uint8Array {
     const device = this.#device;
     const read = this.#base.read(name);
@@ -225,6 +242,7 @@ function additionsOf(file: SafetensorsFile, config: SavedConfig, shape: ModelSha
   );
   const found = new Map<string, { A?: string; B?: string }>();
   for (const name of file.entries.keys()) {
+    if (layers.has(HEAD) && HEAD_COPY.test(name)) continue;
     const match = /^(?:base_model\.model\.)?(?:model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight$/.exec(name);
     const layer = match?.[1].replace(/^(layers\.\d+)\.attn\./, '$1.self_attn.');
     if (!match || !layer || !layers.has(layer))
