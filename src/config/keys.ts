@@ -26,6 +26,7 @@ interface JsonSchema {
   minItems?: number;
   anyOf?: JsonSchema[];
   enum?: (string | number)[];
+  const?: number;
   minimum?: number;
   maximum?: number;
   exclusiveMinimum?: number;
@@ -56,6 +57,7 @@ function kindOf(schema: JsonSchema): KeyKind {
 }
 
 function allowedBy(schema: JsonSchema): string {
+  if (schema.const !== undefined) return String(schema.const);
   switch (kindOf(schema)) {
     case 'choice':
       return `one of ${schema.enum!.join(', ')}`;

@@ -179,6 +179,17 @@ describe('an adapter made by hand', () => {
     expect(delta(folder, 'blocks.0.mlp.up').every((value) => value === 0)).toBe(true);
   });
 
+  it('takes patterns as PEFT does: expressions for the end of a name, of which the first counts', () => {
+    const folder = handMade((config) => {
+      const patterns = { 'layers\\.0\\..*v_proj': 8, 'v_proj|o_proj': 6, o_proj: 1 };
+      Object.assign(config, { alpha_pattern: patterns });
+    });
+    const change = (layer: number) => delta(folder, `blocks.${layer}.attention.qkv`).subarray(48 * 32);
+    for (const value of change(0)) expect(value).toBeCloseTo((8 / 2) * 0.25, 5);
+    for (const value of change(1)) expect(value).toBeCloseTo((6 / 2) * 0.25, 5);
+    for (const value of delta(folder, 'blocks.0.attention.out')) expect(value).toBeCloseTo(6 * 0.125, 5);
+  });
+
   it('is scaled by the root of its rank where the file says so, and may adapt the head', () => {
     const folder = handMade((config, tensors) => {
       config['use_rslora'] = true;
@@ -225,6 +236,26 @@ describe('an adapter made by hand', () => {
       (config) =>
         void Object.assign(config, { rank_pattern: Object.fromEntries(Array.from({ length: 2e4 }, (_, i) => [i, 1])) }),
       /adapter_config\.json: rank_pattern: more than 10000 patterns; only plain LoRA/,
+    ],
+    [
+      'other weights than those of the model',
+      (config) => void Object.assign(config, { init_lora_weights: 'pissa' }),
+      /adapter_config\.json: init_lora_weights: .*only plain LoRA/,
+    ],
+    [
+      'an adapter that is added to some tokens only',
+      (config) => void Object.assign(config, { alora_invocation_tokens: [1, 2] }),
+      /adapter_config\.json: alora_invocation_tokens: /,
+    ],
+    [
+      'a pattern that is none',
+      (config) => void Object.assign(config, { alpha_pattern: { '(': 2 } }),
+      /adapter_config\.json: alpha_pattern\.\(: .*only plain LoRA/,
+    ],
+    [
+      'a pattern without an end',
+      (config) => void Object.assign(config, { rank_pattern: { '((\\w+\\.?)+)+!': 2 } }),
+      /the pattern .* of adapter_config\.json takes too long to match/,
     ],
     ['saved modules', (config) => void Object.assign(config, { modules_to_save: ['lm_head'] }), /modules_to_save: /],
   ])('is refused in one line: %s', (_, change, message) => {

@@ -22,6 +22,7 @@ import {
   writeSafetensors,
 } from '../run/safetensors.js';
 import { bytesOf as rawBytes, Tensor } from '../tensor/tensor.js';
+import { withTimeLimit } from '../time-limit.js';
 
 export const ADAPTER_FILES = { config: 'adapter_config.json', weights: 'adapter_model.safetensors' } as const;
 
@@ -29,17 +30,31 @@ export const ADAPTER_FILES = { config: 'adapter_config.json', weights: 'adapter_
 const PREFIX = 'base_model.model.';
 /** The output matrix, which an adapter of another program may have. */
 const HEAD = 'lm_head';
+/** A copy of the head of the model, which PEFT saves beside an adapter of the head. */
+const HEAD_COPY = /^(?:base_model\.model\.)?lm_head\.base_layer\.weight$/;
+/** The copy may be in bf16. */
+const HEAD_TOLERANCE = 2 ** -8;
+/** Limit for one pattern of a stranger's file. */
+const PATTERN_MS = 200;
 
 /** Every layer looks through all of them. */
 const MAX_PATTERNS = 10_000;
 
-function patternsOf(value: z.ZodNumber) {
-  return z
-    .record(z.string(), value)
+/** An expression for names of layers. */
+const pattern = z.string().refine((text) => {
+  try {
+    return new RegExp(text) instanceof RegExp;
+  } catch {
+    return false;
+  }
+});
+const patternsOf = (value: z.ZodNumber) =>
+  z
+    .record(pattern, value)
     .refine((patterns) => Object.keys(patterns).length <= MAX_PATTERNS, `more than ${MAX_PATTERNS} patterns`)
     .nullish();
-}
-
+/** A variant of LoRA that is off. */
+const off = z.literal([false, null]).optional();
 const savedConfig = z.looseObject({
   peft_type: z.literal('LORA'),
   base_model_name_or_path: z.string().nullable().optional(),
@@ -48,8 +63,17 @@ const savedConfig = z.looseObject({
   rank_pattern: patternsOf(z.int().min(1)),
   alpha_pattern: patternsOf(z.number().positive()),
   use_rslora: z.boolean().nullish(),
-  use_dora: z.literal(false).nullish(),
-  fan_in_fan_out: z.literal(false).nullish(),
+  // Others, such as pissa, also change the weights that the adapter is added to.
+  init_lora_weights: z.union([z.boolean(), z.enum(['gaussian', 'eva', 'orthogonal'])]).nullish(),
+  fan_in_fan_out: off,
+  use_dora: off,
+  use_qalora: off,
+  use_bdlora: off,
+  kasa_config: off,
+  monteclora_config: off,
+  arrow_config: off,
+  layer_replication: off,
+  alora_invocation_tokens: off,
   bias: z.literal('none').nullish(),
   modules_to_save: z.array(z.string()).max(0).nullish(),
 });
@@ -154,7 +178,11 @@ export class MergedWeights implements TensorSource {
     const config = readConfig(folder);
     this.#file = openSafetensors(join(folder, ADAPTER_FILES.weights), { links: 'in model' });
     try {
-      this.#additions = inFile(this.#file.path, () => additionsOf(this.#file, config, shape));
+      this.#additions = inFile(this.#file.path, () => {
+        const additions = additionsOf(this.#file, config, shape);
+        this.#expectSameHead();
+        return additions;
+      });
     } catch (error) {
       this.#file.close();
       throw error;
@@ -185,6 +213,15 @@ export class MergedWeights implements TensorSource {
     this.#base.close();
   }
 
+  #expectSameHead(): void {
+    const name = [...this.#file.entries.keys()].find((one) => HEAD_COPY.test(one));
+    if (name === undefined) return;
+    const [copy, head] = [this.#file.read(name), this.#base.read('head')].map(toFloat32);
+    const isSame = (value: number, i: number) => Math.abs(value - copy![i]) <= HEAD_TOLERANCE * Math.abs(value);
+    if (copy?.length !== head?.length || !head?.every(isSame))
+      throw new UsageError(`${name} is not the head of this model; the adapter is one of another model`);
+  }
+
   #merge(name: string, additions: readonly Addition[]): Uint8Array {
     const device = this.#device;
     const read = this.#base.read(name);
@@ -213,6 +250,7 @@ function additionsOf(file: SafetensorsFile, config: SavedConfig, shape: ModelSha
   );
   const found = new Map<string, { A?: string; B?: string }>();
   for (const name of file.entries.keys()) {
+    if (layers.has(HEAD) && HEAD_COPY.test(name)) continue;
     const match = /^(?:base_model\.model\.)?(?:model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight$/.exec(name);
     const layer = match?.[1].replace(/^(layers\.\d+)\.attn\./, '$1.self_attn.');
     if (!match || !layer || !layers.has(layer))
@@ -235,10 +273,20 @@ function additionsOf(file: SafetensorsFile, config: SavedConfig, shape: ModelSha
   return additions;
 }
 
-/** The value of a pattern, which names a layer by the end of its name. */
+/** The value of a pattern, an expression for the end of the name of a layer, as PEFT reads it: the first that matches. */
 function patterned(patterns: Readonly<Record<string, number>> | null | undefined, layer: string): number | undefined {
-  const name = `model.${layer}`;
-  return Object.entries(patterns ?? {}).find(([pattern]) => name === pattern || name.endsWith(`.${pattern}`))?.[1];
+  const name = layer === HEAD ? layer : `model.${layer}`;
+  const matches = (pattern: string) =>
+    withTimeLimit(
+      PATTERN_MS,
+      () => new RegExp(`^(.*\\.)?(${pattern})$`).test(name),
+      () => {
+        throw new UsageError(
+          `the pattern ${pattern} of ${ADAPTER_FILES.config} takes too long to match; name layers instead`,
+        );
+      },
+    );
+  return Object.entries(patterns ?? {}).find(([pattern]) => matches(pattern))?.[1];
 }
 
 function expectSize(file: SafetensorsFile, name: string, size: readonly number[]): void {

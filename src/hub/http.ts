@@ -5,6 +5,7 @@
 
 import { setTimeout as sleep } from 'node:timers/promises';
 import { ExitCode, TrefoilError, UsageError } from '../errors.js';
+import { plural } from '../text.js';
 
 export interface HttpOptions {
   /** Sent as a bearer token to this origin and to no other; never part of a message. */
@@ -197,7 +198,7 @@ async function untilDone(
       if (left <= 0) {
         const seconds = (options.giveUpAfterMs / 1000).toFixed(0);
         throw new SourceGaveUp(
-          `${describeUrl(url)} gave nothing for ${seconds} s (${failures} attempts; the last: ${reason}); ` +
+          `${describeUrl(url)} gave nothing for ${seconds} s (${plural(failures, 'attempt')}; the last: ${reason}); ` +
             `check the network and HF_ENDPOINT, or ${options.moreTime ?? TRY_LATER}`,
         );
       }
