@@ -17,9 +17,11 @@ import {
   textOfFirst,
 } from '../infer/texts.js';
 import { LanguageModel } from '../model/language-model.js';
-import { isModelHeading, modelConfigText, parseModelConfig } from '../model/saved-model.js';
+import type { StoredParameters } from '../model/parameters.js';
+import { isModelHeading, modelConfigText, parseModelConfig, type SavedModel } from '../model/saved-model.js';
 import { modelShape } from '../model/shape.js';
 import { configAfter } from '../model/sparse-start.js';
+import { type Shape, Tensor } from '../tensor/tensor.js';
 import { BrowserTensors, loadTensors, safetensorsBlob, type TensorContent } from './tensors.js';
 
 /** Tokenizers that need no file of their own: those of others are read by Trefoil in Node only. */
@@ -73,14 +75,43 @@ export async function loadModel(device: Device, files: ModelFiles): Promise<Brow
         'take both from the same run',
     );
   const tokenizer = createTokenizer(config.data.tokenizer);
-  const model = new LanguageModel(device, modelShape(config, saved.vocab_size), config.train.seed);
+  const values = new UnfilledParameters(device);
   try {
+    const model = new LanguageModel(device, modelShape(config, saved.vocab_size), values);
     await loadTensors(source, model);
+    return modelOf(model, config, tokenizer, saved);
   } catch (error) {
-    model.free();
+    values.giveBack();
     throw error;
   }
+}
+
+function modelOf(model: LanguageModel, config: Config, tokenizer: Tokenizer, saved: SavedModel): BrowserModel {
   return { model, config, tokenizer, step: saved.step, endTokens: saved.end_tokens ?? [], free: () => model.free() };
+}
+
+/** Memory of parameters before their values have arrived. */
+class UnfilledParameters implements StoredParameters {
+  readonly #device: Device;
+  readonly #made: Tensor[] = [];
+
+  constructor(device: Device) {
+    this.#device = device;
+  }
+
+  read(_name: string, shape: Shape): Tensor {
+    const tensor = Tensor.empty(this.#device, shape);
+    this.#made.push(tensor);
+    return tensor;
+  }
+
+  free(): void {} // the model frees its parameters
+
+  /** Frees what a model took that could not be completed: one too large for the page must leave room for others. */
+  giveBack(): void {
+    for (const tensor of this.#made) tensor.free();
+    this.#device.pool.trim();
+  }
 }
 
 async function jsonOf(content: Blob | URL | string): Promise<unknown> {
@@ -99,7 +130,7 @@ async function jsonOf(content: Blob | URL | string): Promise<unknown> {
 
 /** The two files of a model: `trefoil generate --model FOLDER` reads them, and `loadModel`. */
 export function saveModel(
-  { model, config }: TextSource,
+  { model, config, endTokens = [] }: TextSource,
   step: number,
 ): { readonly config: Blob; readonly weights: Blob } {
   const weights = safetensorsBlob(model);
@@ -111,6 +142,7 @@ export function saveModel(
     model: config.model,
     nsa: configAfter(config, step).nsa,
     seq_len: config.train.seq_len,
+    ...(endTokens.length > 0 && { end_tokens: [...endTokens] }),
   });
   return { config: new Blob([text], { type: 'application/json' }), weights };
 }
