@@ -27,7 +27,8 @@ interface Ranges {
 export class BrowserTensors implements TensorNames {
   readonly path: string;
   readonly metadata: Readonly<Record<string, string>>;
-  readonly entries: ReadonlyMap<string, Readonly<TensorEntry>>;
+  readonly entries: TensorNames['entries'];
+  readonly #places: ReadonlyMap<string, Readonly<TensorEntry>>;
   /** Of the whole file. */
   readonly bytes: number;
   readonly #ranges: Ranges;
@@ -38,7 +39,8 @@ export class BrowserTensors implements TensorNames {
     this.bytes = ranges.size;
     this.#ranges = ranges;
     this.#dataStart = PREFIX_BYTES + header.length;
-    ({ metadata: this.metadata, entries: this.entries } = parseHeader(path, header, ranges.size - this.#dataStart));
+    ({ metadata: this.metadata, entries: this.#places } = parseHeader(path, header, ranges.size - this.#dataStart));
+    this.entries = this.#places;
   }
 
   /** Reads and checks the header. */
@@ -53,7 +55,7 @@ export class BrowserTensors implements TensorNames {
 
   /** Reads one tensor. */
   async read(name: string): Promise<SafeTensor> {
-    const entry = this.entries.get(name);
+    const entry = this.#places.get(name);
     if (!entry) throw new UsageError(`${this.path}: there is no tensor ${quote(name)}`);
     const { dtype, shape, begin, end } = entry;
     const data = await this.#ranges.read(this.#dataStart + begin, this.#dataStart + end);
@@ -94,12 +96,11 @@ async function rangesOfAddress(address: URL | string): Promise<Ranges> {
   };
 }
 
-interface Weighted {
-  readonly parameters: readonly Parameter[];
-}
-
 /** Fills the weights of a model from a file that must hold exactly these, one tensor in memory at a time. */
-export async function loadTensors(source: BrowserTensors, model: Weighted): Promise<void> {
+export async function loadTensors(
+  source: BrowserTensors,
+  model: { readonly parameters: readonly Parameter[] },
+): Promise<void> {
   expectNoOthers(source, model);
   for (const { name, value } of model.parameters) expectFloatEntry(source, name, value.shape);
   for (const parameter of model.parameters) {
@@ -110,7 +111,7 @@ export async function loadTensors(source: BrowserTensors, model: Weighted): Prom
 }
 
 /** The weights of a model as the content of model.safetensors. */
-export function safetensorsBlob(model: Weighted): Blob {
+export function safetensorsBlob(model: { readonly parameters: readonly Parameter[] }): Blob {
   const tensors = [...modelTensors(model)];
   const entries = layOut('model.safetensors', tensors);
   const byName = new Map(tensors.map((tensor) => [tensor.name, tensor]));

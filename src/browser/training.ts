@@ -1,6 +1,7 @@
 /** Training in a page: one optimizer step after another, with the bits of `trefoil train`. */
 import type { Config } from '../config/schema.js';
 import type { Batch } from '../data/batch.js';
+import type { Loader } from '../data/loader.js';
 import { openNeedle, openStories, openSynthetic } from '../data/pipeline/generated-source.js';
 import { NumberedLoader } from '../data/pipeline/numbered-loader.js';
 import type { Tokenizer } from '../data/tokenizer.js';
@@ -43,7 +44,7 @@ export interface BrowserStep {
 }
 
 /** The batches of a source that makes its samples: `stories`, `needle` or `synthetic`. */
-export function openBatches(config: Config, tokenizer: Tokenizer): NumberedLoader {
+export function openBatches(config: Config, tokenizer: Tokenizer): Loader {
   const { source, vocab_size: vocabulary } = config.data;
   const size = vocabulary ?? tokenizer.vocabSize;
   if (source === 'stories') return new NumberedLoader(config, {}, openStories(config, tokenizer, undefined));

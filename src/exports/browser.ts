@@ -29,3 +29,4 @@ export {
   hasThreads,
   openDevice,
 } from '../device/wasm/browser.js';
+export type { TensorNames } from '../run/tensor-source.js';

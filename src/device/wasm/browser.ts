@@ -3,6 +3,7 @@
  * memory; elsewhere the same file runs on one thread. A page's main thread may launch kernels: it never waits.
  */
 import { TrefoilError, UsageError } from '../../errors.js';
+import type { HostDevice } from '../device.js';
 import { type HelperStart, WasmDevice } from './device.js';
 import { Wasm } from './webassembly.js';
 
@@ -64,7 +65,7 @@ export function hasThreads(): boolean {
 }
 
 /** The processor through WebAssembly. */
-export async function openDevice(options: BrowserDeviceOptions = {}): Promise<WasmDevice> {
+export async function openDevice(options: BrowserDeviceOptions = {}): Promise<HostDevice> {
   const folder = new URL(options.kernels ?? '.', import.meta.url);
   const isFused = !options.plain && Wasm.validate(RELAXED);
   const name = isFused ? FILES.fused : FILES.plain;
