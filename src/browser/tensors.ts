@@ -121,5 +121,5 @@ export function safetensorsBlob(model: { readonly parameters: readonly Parameter
     const bytes = typeof data === 'function' ? data() : data;
     parts.push(...(bytes instanceof Uint8Array ? [bytes] : bytes));
   }
-  return new Blob(parts as BlobPart[], { type: 'application/octet-stream' });
+  return new Blob(parts as Uint8Array<ArrayBuffer>[], { type: 'application/octet-stream' });
 }

@@ -8,7 +8,7 @@ import type { Terminal } from '../live-line.js';
 import { kernelOptions } from '../model/kernels.js';
 import type { LanguageModel } from '../model/language-model.js';
 import { BatchUploader } from './device-batch.js';
-import { type Evaluation, evaluate } from './evaluation.js';
+import { type Evaluation, evaluate, mixedEvaluation } from './evaluation.js';
 import { type FarContext, FarContextGain } from './far-context.js';
 import { openTrainingData } from './training-data.js';
 
