@@ -16,6 +16,7 @@ import { createRequire } from 'node:module';
 import { dirname, join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { buildSync } from 'esbuild';
+import { COPIED, pageFiles } from '../examples/browser/build.mjs';
 
 const root = join(dirname(fileURLToPath(import.meta.url)), '..');
 const quiet = process.argv.includes('--quiet');
@@ -61,6 +62,9 @@ const licences = ['preact', 'uplot'].map((name) =>
   readFileSync(join(dirname(createRequire(import.meta.url).resolve(`${name}/package.json`)), 'LICENSE')),
 );
 pages.set(join(root, 'dist', 'dashboard', 'web', 'LICENSES.txt'), Buffer.concat(licences));
+// The page that trains in a tab; `trefoil start --browser` serves it with the kernels of dist/device/wasm.
+for (const [name, content] of pageFiles()) pages.set(join(root, 'dist', 'page', name), Buffer.from(content));
+for (const [name, path] of COPIED) pages.set(join(root, 'dist', 'page', name), readFileSync(path));
 for (const [path, content] of pages) replace(path, content);
 // Outputs of renamed and deleted sources would be shipped for ever.
 for (const entry of readdirSync(join(root, 'dist'), { recursive: true, withFileTypes: true })) {

@@ -19,13 +19,13 @@ import {
   fileError,
   isDiskError,
   isFileSystemError,
-  isPlainObject,
   namesFile,
   openRegularFile,
   readFully,
   writeFileAtomic,
   writeFully,
 } from './files.js';
+import { isPlainObject } from './json-values.js';
 
 let folder: string;
 beforeEach(() => {

@@ -23,6 +23,7 @@ import { homedir } from 'node:os';
 import { basename, dirname, extname, join, sep } from 'node:path';
 import type { Environment } from './environment.js';
 import { TrefoilError, UsageError } from './errors.js';
+import { isPlainObject, isShallow } from './json-values.js';
 import { pidExists } from './process-identity.js';
 
 /** Node refuses single transfers of 2 GiB and more; smaller pieces also keep the page cache and the hash in step. */
@@ -333,7 +334,6 @@ export function cacheFolder(environment: Environment): string {
 
 /** Text shorter than this cannot be nested so deeply that recursive readers run out of stack. */
 const SHALLOW_CHARACTERS = 4096;
-const MAX_DEPTH = 256;
 
 /**
  * The object in JSON text of a file or a line; undefined if it is not one: after a crash of the machine, garbage is expected.
@@ -350,20 +350,6 @@ export function parseObject(text: string): Record<string, unknown> | undefined {
     if (!(error instanceof SyntaxError)) throw error;
     return undefined;
   }
-}
-
-/** Whether JSON data has at most `MAX_DEPTH` levels. */
-export function isShallow(value: unknown): boolean {
-  let level: unknown[] = [value];
-  for (let depth = 0; level.length > 0; depth++) {
-    if (depth > MAX_DEPTH) return false;
-    level = level.flatMap((one) => (typeof one === 'object' && one !== null ? Object.values(one) : []));
-  }
-  return true;
-}
-
-export function isPlainObject(value: unknown): value is Record<string, unknown> {
-  return typeof value === 'object' && value !== null && !Array.isArray(value);
 }
 
 /** Says which other users than this one and root can change a file or folder; null if none can, and on Windows. */

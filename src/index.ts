@@ -24,7 +24,7 @@ export type { CompileProgress } from './device/kernel-cache.js';
 export { type OpenDeviceOptions, openDevice } from './device/open.js';
 export { ExitCode, TrefoilError, UsageError } from './errors.js';
 export { Chat, type ChatOptions, type ChatTool, Conversation } from './infer/chat.js';
-export { createEngine } from './infer/engine/engine.js';
+export { createEngine } from './infer/engine/create.js';
 export type { Engine, EngineOptions, EngineStats, EventSink } from './infer/engine/interface.js';
 export {
   type EngineEvent,
@@ -38,13 +38,15 @@ export {
   type TokenMask,
 } from './infer/engine/request.js';
 export type { SamplingOptions } from './infer/engine/sampler.js';
-export { type GenerateOptions, type Generation, generate, generateAll, type TextPiece } from './infer/generate.js';
-export { type LoadedModel, type LoadOptions, loadModel, type TextSource } from './infer/load.js';
+export { generate, generateAll } from './infer/generate.js';
+export { type LoadedModel, type LoadOptions, loadModel } from './infer/load.js';
 export type { JsonSchema } from './infer/structured/schema.js';
 export type { ResponseFormat } from './infer/structured/structured-output.js';
+export type { TextSource } from './infer/text-source.js';
+export type { GenerateOptions, Generation, TextPiece } from './infer/texts.js';
 export type { Terminal } from './live-line.js';
 export type { OwnMetrics } from './run/metrics.js';
-export type { Evaluation } from './train/evaluate.js';
+export type { Evaluation } from './train/evaluation.js';
 export type {
   CheckpointRecord,
   EvaluationRecord,

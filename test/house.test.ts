@@ -5,6 +5,8 @@
 import { execFileSync } from 'node:child_process';
 import { existsSync, readdirSync, readFileSync } from 'node:fs';
 import { dirname, join, normalize, relative } from 'node:path';
+import { gzipSync } from 'node:zlib';
+import { build } from 'esbuild';
 import { describe, expect, it } from 'vitest';
 
 const root = join(import.meta.dirname, '..');
@@ -24,7 +26,7 @@ const LEVELS: readonly (readonly string[])[] = [
   ['exchange'],
   ['infer'],
   ['evaluate', 'train', 'verify'],
-  ['bench', 'plan', 'serve', 'watch'],
+  ['bench', 'browser', 'plan', 'serve', 'watch'],
   ['dashboard'],
   ['cli', 'index', 'exports'],
 ];
@@ -86,6 +88,30 @@ describe('modules', () => {
       for (const [path, loaded] of modules) if (!loaded.some((other) => modules.has(other))) modules.delete(path);
     }
     expect([...modules.keys()]).toEqual([]);
+  });
+});
+
+describe('trefoil/browser', () => {
+  it('bundles without a module of Node, in at most 200 kB', async () => {
+    const { outputFiles, metafile } = await build({
+      entryPoints: [join(root, 'src/exports/browser.ts')],
+      bundle: true,
+      minify: true,
+      write: false,
+      metafile: true,
+      format: 'esm',
+      platform: 'browser',
+      target: 'es2022',
+      logLevel: 'silent',
+    });
+    const [output] = Object.values(metafile.outputs);
+    expect(output.imports).toEqual([]);
+    const [{ text }] = outputFiles;
+    // Node's globals would be missing where such a line runs; what is asked for by typeof is not.
+    expect(
+      [...text.matchAll(/\bBuffer\.\w+|\bprocess\.(?!emitWarning)\w+|\bsetImmediate\(/g)].map(([use]) => use),
+    ).toEqual([]);
+    expect(gzipSync(text, { level: 9 }).length).toBeLessThanOrEqual(200_000);
   });
 });
 

@@ -8,8 +8,9 @@ import { modelShape } from '../src/model/shape.js';
 import { root } from '../src/testing/cli.js';
 import { cpu } from '../src/testing/devices.js';
 import type { TokenBatch } from '../src/train/iterable-loader.js';
+import { learningRate } from '../src/train/schedule.js';
 import { HostStepper } from '../src/train/step.js';
-import { learningRate, Trainer } from '../src/train/trainer.js';
+import { Trainer } from '../src/train/trainer.js';
 
 const page = readFileSync(join(root, 'docs/reference/training.md'), 'utf8');
 

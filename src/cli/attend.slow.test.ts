@@ -2,7 +2,8 @@ import { existsSync, mkdirSync, mkdtempSync, readdirSync, rmSync, writeFileSync 
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { readSafetensors, type SafeTensor, toFloat64, writeSafetensors } from '../run/safetensors.js';
+import { readSafetensors, writeSafetensors } from '../run/safetensors.js';
+import { type SafeTensor, toFloat64 } from '../run/safetensors-format.js';
 import { float32ToBfloat16 } from '../tensor/bfloat16.js';
 import { GOLDEN_SMALL, paddedLast, SHARED_GOLDEN, sharedGoldenAbsence } from '../testing/golden.js';
 import { relativeError } from '../testing/numbers.js';

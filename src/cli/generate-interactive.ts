@@ -1,6 +1,6 @@
 /** Interactive mode of `trefoil generate`: the model continues each line that is typed, or answers it with `--chat`. */
 import { createInterface } from 'node:readline/promises';
-import type { Generation } from '../infer/generate.js';
+import type { Generation } from '../infer/texts.js';
 import { visible } from '../text.js';
 import type { Io } from './shared/io.js';
 

@@ -10,11 +10,12 @@ import { Chat, Conversation, encodeChatPrompt, encodeToolPrompt } from '../infer
 import { DEFAULT_MAX_CONTEXT, DEFAULT_NEW_TOKENS, type FinishReason } from '../infer/engine/request.js';
 import { MAX_BIAS, MAX_SHIFT, type SamplingOptions } from '../infer/engine/sampler.js';
 import { modelEnvironmentWarnings, withEnvironment } from '../infer/environment.js';
-import { type Generation, generateAll, type TextPiece } from '../infer/generate.js';
+import { generateAll } from '../infer/generate.js';
 import { loadModel } from '../infer/load.js';
 import { compileSchema, type JsonSchema } from '../infer/structured/schema.js';
 import type { ResponseFormat } from '../infer/structured/structured-output.js';
-import { inFile } from '../model/model-config.js';
+import type { Generation, TextPiece } from '../infer/texts.js';
+import { inFile } from '../model/saved-model.js';
 import { shellQuote, visible } from '../text.js';
 import { converse, INTERACTIVE_HELP } from './generate-interactive.js';
 import { deviceOption, openDevice } from './shared/device.js';

@@ -1,9 +1,10 @@
 /** `trefoil start`: the first model. Trains the quickstart config and shows what the model learned. */
 import { existsSync } from 'node:fs';
 import { join } from 'node:path';
-import type { Command } from 'commander';
+import { type Command, Option } from 'commander';
 import { loadConfig, readConfig } from '../config/load.js';
 import type { Config } from '../config/schema.js';
+import { serveTab } from '../dashboard/tab-server.js';
 import { PLACES } from '../data/synthetic/stories/words.js';
 import { UsageError } from '../errors.js';
 import {
@@ -29,6 +30,7 @@ import { blockPicture } from './shared/block-picture.js';
 import { withDashboard } from './shared/dashboard-process.js';
 import { openDevice } from './shared/device.js';
 import type { Io } from './shared/io.js';
+import { wholeNumber } from './shared/options.js';
 import { plot } from './shared/plot.js';
 import { DEFAULT_WIDTH, formatTable, right } from './shared/table.js';
 import { addTrainFlags, type TrainCommandLine } from './shared/train-flags.js';
@@ -46,13 +48,33 @@ const DISTANCES = [32, 64, 128, 256, 512];
 
 const DESCRIPTION = `Trains a small model on the CPU in three minutes and shows what it learned.
 Takes the flags of train, except --json without --print-config. The defaults
-shown are those of quickstart, the default config.`;
+shown are those of quickstart, the default config. With --browser nothing is
+trained here: a page does it in the browser, and the other flags are ignored.`;
+
+const DEFAULT_TAB_PORT = 7080;
 
 export function configure(command: Command, io: Io): void {
   const read = addTrainFlags(command.description(DESCRIPTION), readConfig('quickstart'));
+  const meaning = `serve the page that trains in a tab; 0 = any free port (default ${DEFAULT_TAB_PORT})`;
+  command.addOption(
+    new Option('--browser [port]', meaning).preset(DEFAULT_TAB_PORT).argParser(wholeNumber(0)).helpGroup('Output:'),
+  );
   command.action(async () => {
-    io.exitCode = await run(read(), io);
+    const { browser } = command.opts<{ browser?: number }>();
+    io.exitCode = browser === undefined ? await run(read(), io) : await runInTab(browser, io);
   });
+}
+
+/** Serves the page until a signal ends it. */
+async function runInTab(port: number, io: Io): Promise<number> {
+  const server = await serveTab({ host: '127.0.0.1', port });
+  io.out(`listening on ${server.url}`);
+  io.out('Open it in a browser: the model is trained there, and nothing leaves the page. Ctrl-C ends this server.');
+  await new Promise<void>((end) => {
+    for (const signal of ['SIGINT', 'SIGTERM'] as const) process.once(signal, () => end());
+  });
+  await server.close();
+  return 0;
 }
 
 async function run(line: TrainCommandLine, io: Io): Promise<number> {

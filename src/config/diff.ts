@@ -1,8 +1,8 @@
 /** Differences between the config of a checkpoint and that of the run which resumes it. */
 import { UsageError } from '../errors.js';
 import { isPinOf } from '../hub/name.js';
+import { show } from './check.js';
 import { mixtureChanges } from './mixture.js';
-import { show } from './parse.js';
 import type { Config } from './schema.js';
 
 export interface ConfigChange {

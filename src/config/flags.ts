@@ -1,9 +1,9 @@
 /** The flags of `train`: a table, and what their values set. */
 import { parse as parseYaml } from 'yaml';
 import { UsageError } from '../errors.js';
+import { show } from './check.js';
 import { type ConfigKey, findKey } from './keys.js';
 import { type Layer, LayerBuilder } from './layer.js';
-import { show } from './parse.js';
 import type { Config } from './schema.js';
 
 export interface TrainFlag {

@@ -1,8 +1,8 @@
 /** A layer: the keys that one source (flags, environment, a file, a profile) sets, with their origin. */
 import { UsageError } from '../errors.js';
+import { problemLine, sectionProblem, unknownKeyProblem } from './check.js';
 import { configSections, findKey } from './keys.js';
 import { presentKey, retiredKey, withPresentNames } from './legacy/keys.js';
-import { problemLine, sectionProblem, unknownKeyProblem } from './parse.js';
 import type { ConfigProblem } from './rules.js';
 
 export interface Setting {

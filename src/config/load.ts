@@ -2,13 +2,14 @@
 import { join } from 'node:path';
 import type { Environment } from '../environment.js';
 import { UsageError } from '../errors.js';
-import { canRead, guessSource, ignoredPath, readsPath } from './data-sources.js';
+import { problemLine, show } from './check.js';
+import { ignoredPath, readsPath } from './data-sources.js';
 import { type ConfigFile, earlierNameLine, findConfig, readLayer } from './files.js';
+import { canRead, completeMixture, guessSource } from './implied-source.js';
 import { configKeys, findKey } from './keys.js';
 import { type Layer, layerOfTree, type Setting } from './layer.js';
 import { environmentLayer, environmentWarnings } from './legacy/environment.js';
-import { completeMixture } from './mixture.js';
-import { checkConfig, problemLine, show } from './parse.js';
+import { checkConfig } from './parse.js';
 import type { Config, ConfigInput } from './schema.js';
 import { packageRoot } from './shipped.js';
 

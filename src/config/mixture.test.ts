@@ -1,8 +1,8 @@
 import { describe, expect, it } from 'vitest';
 import { testFolder } from '../data/testing/folder.js';
-import { guessSource } from './data-sources.js';
 import { changeLine, checkResume } from './diff.js';
 import { FlagSettings } from './flags.js';
+import { guessSource } from './implied-source.js';
 import { loadConfig, readConfig } from './load.js';
 import type { MixedSourceInput } from './mixture.js';
 import { parseConfig } from './parse.js';

@@ -1,6 +1,6 @@
 /** `data.sources`: several sources of training data, mixed by weight. Its schema, the rules between its items, its changes. */
-import { z } from 'zod';
-import { impliedSource, isOneOf, MIXED_SOURCES, PATH_SOURCES, readsPath } from './data-sources.js';
+import * as z from 'zod';
+import { isOneOf, MIXED_SOURCES, PATH_SOURCES, readsPath } from './data-sources.js';
 import type { ConfigProblem } from './rules.js';
 import { hint } from './suggest.js';
 
@@ -36,16 +36,6 @@ const ALLOWED: Readonly<Record<string, string>> = {
 };
 
 type Items = readonly Readonly<Record<string, unknown>>[];
-
-/** The items with the sources that their paths imply, and with `place` applied to their paths. */
-export function completeMixture(value: unknown, place: (path: string) => string = (path) => path): unknown {
-  if (!Array.isArray(value)) return value;
-  return (value as Items).map((one) => {
-    if (typeof one?.['path'] !== 'string' || one['path'] === '') return one;
-    const path = place(one['path']);
-    return { ...one, path, source: one['source'] ?? impliedSource(path) };
-  });
-}
 
 /** The problem of a field of an item, as one line. `path`: the place of the problem inside the list. */
 export function itemProblem(

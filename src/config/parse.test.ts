@@ -1,6 +1,7 @@
 import { describe, expect, it } from 'vitest';
 import { ExitCode, UsageError } from '../errors.js';
-import { parseConfig, parseSavedConfig, show, unknownKeyProblem } from './parse.js';
+import { show, unknownKeyProblem } from './check.js';
+import { parseConfig, parseSavedConfig } from './parse.js';
 import type { Config } from './schema.js';
 
 function failure(input: unknown): UsageError {

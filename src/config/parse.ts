@@ -1,110 +1,14 @@
-/** Parses a plain object to a config, or to one line per problem: `path: value is not allowed; allowed values`. */
-import type { z } from 'zod';
+/** Parses a plain object to a config. Earlier names of keys are understood, and a path without a source gets the one that reads it. */
 import { UsageError } from '../errors.js';
-import { impliedSource } from './data-sources.js';
-import { configSections, findKey, keysOf } from './keys.js';
+import { checkAsGiven, configOf } from './check.js';
+import { withImpliedSource } from './implied-source.js';
 import { withPresentNamesIn } from './legacy/keys.js';
-import { completeMixture, itemProblem } from './mixture.js';
-import type { ConfigProblem } from './rules.js';
-import { type Config, type ConfigInput, configSchema } from './schema.js';
+import type { Config, ConfigInput } from './schema.js';
 import { shippedConfigs } from './shipped.js';
-import { hint } from './suggest.js';
 
-/** Formats a value for a message: shortened, with its type recognizable. */
-export function show(value: unknown): string {
-  if (value === undefined) return 'nothing';
-  // JSON.stringify would turn NaN and Infinity into null.
-  const finite = (_: string, item: unknown) =>
-    typeof item === 'number' && !Number.isFinite(item) ? String(item) : item;
-  const text = typeof value === 'number' ? String(value) : (JSON.stringify(value, finite) ?? String(value));
-  return text.length > 60 ? `${text.slice(0, 57)}…` : text;
-}
-
-/** The problem of a name that is not in the schema. */
-export function unknownKeyProblem(path: string): ConfigProblem {
-  const dot = path.indexOf('.');
-  const section = dot < 0 ? path : path.slice(0, dot);
-  if (dot < 0 || !configSections.includes(section)) {
-    const allowed = `one of ${configSections.join(', ')}`;
-    const keys = dot < 0 ? configSections.filter((name) => keysOf(name).includes(path)) : [];
-    const near =
-      keys.length > 0
-        ? ` (did you mean ${keys.map((name) => `${name}.${path}`).join(' or ')}?)`
-        : hint(section, configSections);
-    return { path, message: `unknown section; ${allowed}${near}` };
-  }
-  const names = keysOf(section);
-  const near = hint(path.slice(dot + 1), names);
-  return { path, message: `unknown key${near || `; ${section} has ${names.join(', ')}`}` };
-}
-
-/** The problem of a value that its key does not allow. */
-function valueProblem(path: string, value: unknown): ConfigProblem {
-  const key = findKey(path);
-  if (key === undefined) return unknownKeyProblem(path);
-  const near = typeof value === 'string' && key.kind === 'choice' ? hint(value, key.choices) : '';
-  return { path, message: `${show(value)} is not allowed; ${key.allowed}${near}` };
-}
-
-/** The problem of a section that is not a mapping. */
-export function sectionProblem(section: string, value: unknown): ConfigProblem {
-  return {
-    path: section,
-    message: `${show(value)} is not allowed; keys such as ${keysOf(section).slice(0, 3).join(', ')}`,
-  };
-}
-
-function valueAt(input: unknown, path: readonly PropertyKey[]): unknown {
-  let value = input;
-  for (const name of path) value = (value as Record<PropertyKey, unknown> | undefined)?.[name];
-  return value;
-}
-
-function issueProblems(issue: z.core.$ZodIssue, input: unknown): ConfigProblem[] {
-  // Deeper issues (an item of train.betas) are reported for the key.
-  const parts = issue.path.slice(0, 2);
-  const path = parts.join('.');
-  if (path === 'data.sources' && issue.path.length > 2) {
-    const unknown = issue.code === 'unrecognized_keys' ? issue.keys : [];
-    return [itemProblem(valueAt(input, parts), issue.path.slice(2), unknown)];
-  }
-  if (issue.code === 'custom') return [{ path, message: issue.message }];
-  if (issue.code === 'unrecognized_keys' && parts.length < 2) {
-    return issue.keys.map((name) => unknownKeyProblem(path === '' ? name : `${path}.${name}`));
-  }
-  const value = valueAt(input, parts);
-  if (parts.length === 0)
-    return [{ path, message: `${show(value)} is not a config; sections ${configSections.join(', ')}` }];
-  return [parts.length === 1 ? sectionProblem(path, value) : valueProblem(path, value)];
-}
-
-/** A data section with a path and no source gets the source that reads the path; one with sources is a mixture. */
-function withImpliedSource(input: unknown): unknown {
-  const { data } = (input ?? {}) as { data?: { path?: unknown; source?: unknown; sources?: unknown } };
-  if (data?.sources !== undefined && data.sources !== null)
-    return {
-      ...(input as object),
-      data: { ...data, source: data.source ?? 'mixture', sources: completeMixture(data.sources) },
-    };
-  if (typeof data?.path !== 'string' || data.source !== undefined) return input;
-  return { ...(input as object), data: { ...data, source: impliedSource(data.path) } };
-}
-
-/** The config, or all its problems; a key with several wrong items is reported once. */
-export function checkConfig(given: unknown): { config: Config } | { problems: ConfigProblem[] } {
-  const input = withImpliedSource(withPresentNamesIn(given));
-  const result = configSchema.safeParse(input);
-  if (result.success) return { config: result.data };
-  const problems = new Map<string, ConfigProblem>();
-  for (const problem of result.error.issues.flatMap((issue) => issueProblems(issue, input))) {
-    problems.set(`${problem.path}: ${problem.message}`, problem);
-  }
-  return { problems: [...problems.values()] };
-}
-
-export function problemLine(problem: ConfigProblem, where?: string): string {
-  const place = where === undefined ? '' : ` [${where}]`;
-  return `${problem.path === '' ? 'config' : problem.path}: ${problem.message}${place}`;
+/** As `checkAsGiven`, with earlier names of keys, and with the source that a path implies. */
+export function checkConfig(given: unknown): ReturnType<typeof checkAsGiven> {
+  return checkAsGiven(withImpliedSource(withPresentNamesIn(given)));
 }
 
 /**
@@ -122,7 +26,5 @@ export function parseConfig(input: ConfigInput): Config {
 
 /** A config from a file (a run's config.yaml, a checkpoint's state.json), whose content is not trusted. */
 export function parseSavedConfig(input: unknown): Config {
-  const checked = checkConfig(input);
-  if ('config' in checked) return checked.config;
-  throw new UsageError(checked.problems.map((problem) => problemLine(problem)).join('\n'));
+  return configOf(checkConfig(input));
 }

@@ -3,7 +3,8 @@ import { readdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { setImmediate } from 'node:timers/promises';
 import { parseDocument } from 'yaml';
-import { errorCode, fileError, isPlainObject, parseObject } from '../files.js';
+import { errorCode, fileError, parseObject } from '../files.js';
+import { isPlainObject } from '../json-values.js';
 import { runPaths } from '../run/paths.js';
 import { PIECE_BYTES, readLines, readSmallFile } from './safe-read.js';
 

@@ -1,8 +1,9 @@
 /** Forms of calls and reasoning, found in templates with the structure of well-known models'. */
 import { describe, expect, it } from 'vitest';
-import { HERMES, opensReasoning, templateForm } from './answer-form.js';
+import { HERMES, opensReasoning } from './answer-form.js';
 import { applyChatTemplate, type ChatMessage } from './chat.js';
 import { prepareChat, type ToolDescription } from './chat-tools.js';
+import { templateForm } from './template-form.js';
 import { TEMPLATES } from './testing/chat-templates.js';
 import { createTokenizer } from './tokenizer.js';
 

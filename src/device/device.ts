@@ -2,7 +2,6 @@
  * The interface of a device, which owns memory and runs kernels. An operation declares its kernels once (`defineKernels`) and
  * calls them with tensors and numbers; the device compiles the source in the operation's folder.
  */
-import { fileURLToPath } from 'node:url';
 import { UsageError } from '../errors.js';
 import type { CudaRuntime } from './cuda/runtime.js';
 import type { MemoryPool } from './pool.js';
@@ -73,9 +72,10 @@ export interface KernelOptions<S extends Signatures> {
   readonly cuda?: (cuda: CudaRuntime) => Kernels<S>;
 }
 
-/** The kernels of one operation: the folder of its sources, and its functions with their arguments. */
+/** The kernels of one operation: where its sources lie, and its functions with their arguments. */
 export interface KernelModule<S extends Signatures = Signatures> {
-  readonly folder: string;
+  /** Address of the module that declared them. Only a device that compiles makes a path of it. */
+  readonly url: string;
   readonly functions: S;
   /** Creates a `Kernels<S>`; null for an operation without CUDA kernels. */
   readonly cuda: ((cuda: CudaRuntime) => unknown) | null;
@@ -88,7 +88,7 @@ export function defineKernels<const S extends Signatures>(
   options: KernelOptions<S> = {},
 ): KernelModule<S> {
   const { cuda = null } = options;
-  return { folder: fileURLToPath(new URL('.', moduleUrl)), functions, cuda };
+  return { url: moduleUrl, functions, cuda };
 }
 
 /** Device memory in use. */
@@ -109,6 +109,20 @@ export interface KernelSource {
   readonly isFused: boolean;
   /** Hash of the sources. */
   readonly hash: string;
+}
+
+/**
+ * Memory of the host, for copies to and from a device.
+ *
+ * @opaque
+ */
+export interface HostMemory {
+  readonly bytes: Uint8Array;
+  /** Starts to copy its first bytes to the device; returns a function that waits until it may be changed. */
+  upload(to: bigint, bytes: number): () => void;
+  /** Starts to copy from the device, in the order of its work; returns a function that waits until the bytes are there. */
+  download(from: bigint, bytes: number): () => void;
+  free(): void;
 }
 
 /** Where memory lives and kernels run. */
@@ -135,6 +149,8 @@ export interface Device {
   copy(to: bigint, from: bigint, bytes: number): void;
   /** Returns when everything launched so far is done. */
   synchronize(): void;
+  /** Memory from which it copies faster than from that of JavaScript. Absent: there is none (host-memory.ts). */
+  hostMemory?(size: number): HostMemory;
 }
 
 /** The processor as a device. */
@@ -145,6 +161,35 @@ export interface HostDevice extends Device {
   /** Temporary memory of the kernels, over all threads. */
   readonly scratchBytes: number;
   readonly kernelSource: KernelSource;
+}
+
+/**
+ * A recorded list of calls. The creator frees it.
+ * @opaque
+ */
+export interface LaunchList {
+  /** Number of calls. */
+  readonly count: number;
+  /** Makes the calls again, with the same addresses and numbers. */
+  replay(): void;
+  free(): void;
+}
+
+/** A processor that records calls, to repeat them without the JavaScript between them. */
+export interface RecordingDevice extends HostDevice {
+  /** A second pool, for `record`. */
+  newPool(): MemoryPool;
+  /** Frees a pool of which no block is in use. */
+  dropPool(pool: MemoryPool): void;
+  /**
+   * Runs `work` and records its kernel calls and copies. Its tensors come from `pool`, where nothing else may be allocated
+   * between replays. Null if `work` did something that cannot be repeated, such as an upload.
+   */
+  record(pool: MemoryPool, work: () => void): LaunchList | null;
+}
+
+export function canRecord(device: Device): device is RecordingDevice {
+  return device.kind === 'cpu' && 'record' in device;
 }
 
 export function isHostDevice(device: Device): device is HostDevice {

@@ -1,6 +1,7 @@
 /** Reads traces (`writeTrace`) piece by piece, for the reader view. */
 import { UsageError } from '../errors.js';
-import { openSafetensors, type SafeDtype, type SafetensorsFile } from '../run/safetensors.js';
+import { openSafetensors, type SafetensorsFile } from '../run/safetensors.js';
+import type { SafeDtype } from '../run/safetensors-format.js';
 import { TRACE_FORMAT } from './trace.js';
 import type { TraceReaders, TraceText, TraceToken } from './trace-view.js';
 

@@ -5,9 +5,7 @@
 import { UsageError } from '../errors.js';
 import type { LanguageModel } from '../model/language-model.js';
 import type { SparseOptions } from '../ops/attention/nsa.js';
-import { type TensorToWrite, writeSafetensors } from '../run/safetensors.js';
 import { Tape } from '../tensor/tape.js';
-import { bytesOf } from '../tensor/tensor.js';
 
 /** Format name; readers of traces check it first. */
 export const TRACE_FORMAT = 'trefoil-trace-1';
@@ -76,39 +74,4 @@ function groupShares(gates: ArrayLike<number>, tokens: number, heads: number, gr
     for (let branch = 0; branch < 3; branch++) shares[3 * row + branch] = Math.round((255 * sums[branch]) / total);
   }
   return shares;
-}
-
-export interface TraceFacts {
-  readonly model: string;
-  readonly step: number | null;
-  /** The text of each token. */
-  readonly pieces: readonly string[];
-}
-
-/** Writes a trace as safetensors: `token_ids`, `logprobs`, `selected`, `gates`, and the text in `pieces` and `piece_ends`. */
-export function writeTrace(path: string, { shape }: LanguageModel, trace: Trace, facts: TraceFacts): void {
-  const { nLayers: layers, nKvGroups: groups } = shape;
-  const { lSel, nSel: slots, w } = shape.nsa;
-  const length = trace.tokens.length;
-  const pieces = facts.pieces.map((piece) => Buffer.from(piece));
-  let end = 0;
-  const ends = Int32Array.from(pieces, ({ length: bytes }) => {
-    end += bytes;
-    return end;
-  });
-  const tensors: TensorToWrite[] = [
-    { name: 'token_ids', dtype: 'I32', shape: [length], data: bytesOf(Int32Array.from(trace.tokens)) },
-    { name: 'piece_ends', dtype: 'I32', shape: [length], data: bytesOf(ends) },
-    { name: 'logprobs', dtype: 'F32', shape: [length], data: bytesOf(trace.logprobs) },
-    { name: 'selected', dtype: 'I16', shape: [layers, length, groups, slots], data: bytesOf(trace.selected) },
-    { name: 'gates', dtype: 'U8', shape: [layers, length, groups, 3], data: trace.gates },
-    { name: 'pieces', dtype: 'U8', shape: [end], data: Buffer.concat(pieces) },
-  ];
-  writeSafetensors(path, tensors, {
-    format: TRACE_FORMAT,
-    model: facts.model,
-    step: String(facts.step ?? ''),
-    l_sel: String(lSel),
-    window: String(w),
-  });
 }

@@ -9,18 +9,13 @@ import { UsageError } from '../errors.js';
 import { ensureFolder, fileError, statOrUndefined, writeFileAtomic } from '../files.js';
 import type { Adapter } from '../model/adapters.js';
 import { ALL_LINEAR, type LinearLayer, layerKind, linearLayers } from '../model/linear-layers.js';
-import { inFile, readJson } from '../model/model-config.js';
+import { readJson } from '../model/model-config.js';
+import { inFile } from '../model/saved-model.js';
 import type { ModelShape } from '../model/shape.js';
 import { matrixProducts } from '../ops/linear/op.js';
-import {
-  namedTensors,
-  openSafetensors,
-  type SafeTensor,
-  type SafetensorsFile,
-  type TensorSource,
-  toFloat32,
-  writeSafetensors,
-} from '../run/safetensors.js';
+import { openSafetensors, type SafetensorsFile, writeSafetensors } from '../run/safetensors.js';
+import { type SafeTensor, toFloat32 } from '../run/safetensors-format.js';
+import { namedTensors, type TensorSource } from '../run/tensor-source.js';
 import { bytesOf as rawBytes, Tensor } from '../tensor/tensor.js';
 import { withTimeLimit } from '../time-limit.js';
 

@@ -3,16 +3,11 @@ import { join } from 'node:path';
 import type { Config } from '../config/schema.js';
 import { UsageError } from '../errors.js';
 import { writeFileAtomic } from '../files.js';
-import type { ModelOrigin } from '../model/model-config.js';
+import type { ModelOrigin } from '../model/saved-model.js';
 import { hiddenSize, type ModelShape } from '../model/shape.js';
-import {
-  dtypeBytes,
-  type SafeDtype,
-  type TensorSource,
-  type TensorToWrite,
-  toFloat32,
-  writeSafetensors,
-} from '../run/safetensors.js';
+import { writeSafetensors } from '../run/safetensors.js';
+import { dtypeBytes, type SafeDtype, toFloat32 } from '../run/safetensors-format.js';
+import type { TensorSource, TensorToWrite } from '../run/tensor-source.js';
 import { float32ToBfloat16 } from '../tensor/bfloat16.js';
 import { copyTokenizer, writeFolder } from './folder.js';
 import { HF_FILES } from './hf-folder.js';

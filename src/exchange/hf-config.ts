@@ -5,7 +5,7 @@
 import { z } from 'zod';
 import type { ConfigInput } from '../config/schema.js';
 import { UsageError } from '../errors.js';
-import type { ModelOrigin } from '../model/model-config.js';
+import type { ModelOrigin } from '../model/saved-model.js';
 import { yarnAttentionFactor } from '../ops/rope/frequencies.js';
 import { FLA, fromFla, isNsa, LLAMA_NSA, nsaKeys, unsupportedInFla } from './nsa-config.js';
 

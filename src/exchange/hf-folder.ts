@@ -8,17 +8,13 @@ import { parseConfig } from '../config/parse.js';
 import type { Config } from '../config/schema.js';
 import { UsageError } from '../errors.js';
 import { statOrUndefined } from '../files.js';
-import { inFile, type ModelOrigin, readJson } from '../model/model-config.js';
+import { readJson } from '../model/model-config.js';
+import { inFile, type ModelOrigin } from '../model/saved-model.js';
 import { type ModelShape, modelShape } from '../model/shape.js';
 import type { RowsInFile } from '../ops/linear/packed.js';
-import {
-  dtypeBytes,
-  openSafetensors,
-  type SafeDtype,
-  type SafeTensor,
-  type SafetensorsFile,
-  type TensorSource,
-} from '../run/safetensors.js';
+import { openSafetensors, type SafetensorsFile } from '../run/safetensors.js';
+import { dtypeBytes, type SafeDtype, type SafeTensor } from '../run/safetensors-format.js';
+import type { TensorSource } from '../run/tensor-source.js';
 import { isHfConfig, parseHfConfig } from './hf-config.js';
 import { type HfParameter, hfParameters, isIgnored } from './hf-names.js';
 

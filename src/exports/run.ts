@@ -22,9 +22,11 @@ export type {
 export { type Heartbeat, readHeartbeats } from '../run/logs/heartbeat.js';
 export type { MetricName, NamedMetric, RunMetrics } from '../run/metrics.js';
 export { type RunPaths, runPaths, writeHalt } from '../run/paths.js';
-export type { SafeDtype, SafeTensor, TensorToWrite, WriteSafetensorsOptions } from '../run/safetensors.js';
+export type { WriteSafetensorsOptions } from '../run/safetensors.js';
 export { readSafetensors, writeSafetensors } from '../run/safetensors.js';
-export type { SourceLoss } from '../train/evaluate.js';
+export type { SafeDtype, SafeTensor } from '../run/safetensors-format.js';
+export type { TensorToWrite } from '../run/tensor-source.js';
+export type { SourceLoss } from '../train/evaluation.js';
 export type { RankLauncher } from '../train/ranks/identity.js';
 export { type RankIdentity, resolveRank } from '../train/ranks/identity.js';
 export type { WatchedRun, WorldMember } from '../train/ranks/monitor.js';

@@ -1,7 +1,8 @@
 /** The files of a repository that a model needs. */
 import { basename } from 'node:path';
 import { UsageError } from '../errors.js';
-import { isPlainObject, parseObject, readText } from '../files.js';
+import { parseObject, readText } from '../files.js';
+import { isPlainObject } from '../json-values.js';
 import type { TreeEntry } from './listing.js';
 
 export const MODEL_FILES = {

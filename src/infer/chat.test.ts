@@ -3,8 +3,9 @@ import { encodeChat } from '../data/chat.js';
 import { createTokenizer, type Tokenizer } from '../data/tokenizer.js';
 import { devices } from '../testing/devices.js';
 import { Chat, encodeChatPrompt } from './chat.js';
-import { type GenerateOptions, type Generation, generate } from './generate.js';
+import { generate } from './generate.js';
 import { tinyConfig, tinyModel } from './testing/tiny-model.js';
+import type { GenerateOptions, Generation } from './texts.js';
 
 const config = tinyConfig();
 const TEMPLATE =

@@ -1,17 +1,19 @@
 /** Texts that a person and a model write in turns: as lines, or as the messages of a chat template. */
-import { type AnswerForm, HERMES, opensReasoning, templateForm } from '../data/answer-form.js';
+import { type AnswerForm, HERMES, opensReasoning } from '../data/answer-form.js';
 import { applyChatTemplate, type ChatMessage, encodeChat, requireChatTemplate } from '../data/chat.js';
 import { prepareChat } from '../data/chat-tools.js';
+import { templateForm } from '../data/template-form.js';
 import { UsageError } from '../errors.js';
 import { AnswerParser, type AnswerPart, joinParts } from './answer-parser.js';
 import type { BatchEngine } from './engine/engine.js';
 import { DEFAULT_MAX_CONTEXT } from './engine/request.js';
 import type { KeptPages } from './engine/sequence.js';
-import { advance, GeneratedText, type GenerateOptions, type Generation, ownEngine } from './generate.js';
-import { type TextSource, usedVocabulary } from './load.js';
+import { ownEngine } from './generate.js';
 import { encodePrompt, expectInVocabulary, promptTooLong } from './prompt.js';
 import type { CallableTool, ToolCalls } from './structured/calls.js';
 import type { JsonSchema } from './structured/schema.js';
+import { type TextSource, usedVocabulary } from './text-source.js';
+import { advance, GeneratedText, type GenerateOptions, type Generation } from './texts.js';
 
 /** A text in turns. Its pages are kept from turn to turn, so a turn reads only its own tokens. */
 export class Conversation {

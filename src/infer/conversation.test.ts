@@ -3,8 +3,9 @@ import { createTokenizer } from '../data/tokenizer.js';
 import { UsageError } from '../errors.js';
 import { devices } from '../testing/devices.js';
 import { Conversation } from './chat.js';
-import { type GenerateOptions, type Generation, generate } from './generate.js';
+import { generate } from './generate.js';
 import { countingReads, tinyConfig, tinyModel } from './testing/tiny-model.js';
+import type { GenerateOptions, Generation } from './texts.js';
 
 const config = tinyConfig();
 const tokenizer = createTokenizer('byte');

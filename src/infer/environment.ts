@@ -1,6 +1,8 @@
 /** The environment chooses how this machine computes (NSA_FORCE_PARITY and the like), never which model it is. */
+
+import { problemLine } from '../config/check.js';
 import { environmentLayer, environmentWarnings, unreadVariables } from '../config/legacy/environment.js';
-import { checkConfig, problemLine } from '../config/parse.js';
+import { checkConfig } from '../config/parse.js';
 import type { Config } from '../config/schema.js';
 import type { Environment } from '../environment.js';
 import { UsageError } from '../errors.js';

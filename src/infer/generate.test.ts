@@ -9,8 +9,9 @@ import { cpu } from '../testing/devices.js';
 import { expectSameForAnyThreadCount } from '../testing/same-bytes.js';
 import { lastLogits } from './decode.js';
 import { createSampler, UnusableLogits } from './engine/sampler.js';
-import { type GenerateOptions, type Generation, generate, generateAll } from './generate.js';
+import { generate, generateAll } from './generate.js';
 import { countingReads, tinyConfig, tinyModel } from './testing/tiny-model.js';
+import type { GenerateOptions, Generation } from './texts.js';
 
 const config = tinyConfig();
 const tokenizer = createTokenizer('byte');

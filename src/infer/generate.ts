@@ -1,149 +1,35 @@
-/** Text generation: requests to an engine of their own, which computes a step whenever the next text is asked for. */
-import { UsageError } from '../errors.js';
-import { prefillTile } from './decode.js';
+/** Text generation: requests to an engine of their own. */
 import { BatchEngine } from './engine/engine.js';
-import type { EngineOptions, EventSink } from './engine/interface.js';
+import { openPrefixes } from './engine/prefix/open.js';
+import type { TextSource } from './text-source.js';
 import {
-  DEFAULT_MAX_CONTEXT,
-  DEFAULT_NEW_TOKENS,
-  type EngineEvent,
-  type EngineRequest,
-  type FinishReason,
-} from './engine/request.js';
-import type { KeptPages } from './engine/sequence.js';
-import { type TextSource, usedVocabulary } from './load.js';
-import { encodePrompt, promptTooLong } from './prompt.js';
-
-/** Options of `generate` and `generateAll`. */
-export interface GenerateOptions
-  extends Pick<EngineRequest, 'maxNewTokens' | 'sampling' | 'stop' | 'responseFormat'>,
-    Pick<EngineOptions, 'maxContext' | 'prefixCacheDir' | 'speculate'> {
-  /** An AbortSignal: once aborted, generation ends before the next token with the finish reason `aborted`. */
-  readonly signal?: { readonly aborted: boolean } | undefined;
-}
-
-/** The result of one prompt. */
-export interface Generation {
-  /** The drawn tokens, without the one that ended the text. */
-  readonly tokens: readonly number[];
-  readonly finishReason: FinishReason;
-}
-
-/** A piece of the text of prompt `index`. */
-export interface TextPiece {
-  readonly index: number;
-  readonly text: string;
-}
+  engineOptionsFor,
+  type GenerateOptions,
+  type Generation,
+  generateWith,
+  type TextPiece,
+  textOfFirst,
+} from './texts.js';
 
 /** Yields pieces of text as they become final; returns the tokens and why the text ended. */
-export async function* generate(
+export function generate(
   source: TextSource,
   prompt: string | readonly number[],
   options: GenerateOptions = {},
 ): AsyncGenerator<string, Generation, void> {
-  const stream = generateAll(source, [prompt], options);
-  try {
-    for (;;) {
-      const { done, value } = await stream.next();
-      if (done) return value[0];
-      yield value.text;
-    }
-  } finally {
-    await stream.return([]);
-  }
+  return textOfFirst(generateAll(source, [prompt], options));
 }
 
 /** Generates for several prompts, texts or token ids, as one batch. Each gets the text it would get alone. */
-export async function* generateAll(
+export function generateAll(
   source: TextSource,
   prompts: readonly (string | readonly number[])[],
   options: GenerateOptions = {},
 ): AsyncGenerator<TextPiece, Generation[], void> {
-  const { maxContext = DEFAULT_MAX_CONTEXT } = options;
-  const engine = ownEngine(source, options, prompts.length);
-  try {
-    const texts = prompts.map((prompt) => {
-      const tokens = encodePrompt(prompt, source.tokenizer, usedVocabulary(source));
-      if (tokens.length >= maxContext) throw promptTooLong(tokens.length, maxContext);
-      return new GeneratedText(engine, tokens, options);
-    });
-    yield* advance(engine, texts, options);
-    return texts.map(({ tokens, finishReason }) => ({ tokens, finishReason: finishReason ?? 'length' }));
-  } finally {
-    await engine.close();
-  }
+  return generateWith(() => ownEngine(source, options, prompts.length), source, prompts, options);
 }
 
-/** An engine for `count` texts at once. Its memory grows with them, and it keeps prefixes only if told where. */
+/** An engine for `count` texts at once. */
 export function ownEngine(source: TextSource, options: GenerateOptions, count = 1): BatchEngine {
-  const { maxNewTokens = DEFAULT_NEW_TOKENS, maxContext = DEFAULT_MAX_CONTEXT, prefixCacheDir, speculate } = options;
-  expectPositiveInteger('max-new-tokens', maxNewTokens);
-  expectPositiveInteger('max-context', maxContext);
-  // Prompts are read whole, unless they are kept: then in the tiles of a server, whose files are the same.
-  const tile = prefillTile(source.config) ?? (prefixCacheDir === undefined ? Number.MAX_SAFE_INTEGER : undefined);
-  const unlimited = { cacheBytes: Number.POSITIVE_INFINITY, maxQueuedTokens: Number.POSITIVE_INFINITY };
-  const engine: EngineOptions = {
-    maxBatch: Math.max(1, count),
-    maxContext,
-    ...unlimited,
-    ...(tile !== undefined && { tile, idleTile: tile }),
-    ...(prefixCacheDir === undefined ? { prefixCacheBytes: 0 } : { prefixCacheDir }),
-    ...(speculate !== undefined && { speculate }),
-  };
-  return new BatchEngine(source, engine, false);
-}
-
-/** One text of an engine: what of it is not yielded yet, its tokens, and why it ended. */
-export class GeneratedText implements EventSink {
-  readonly tokens: number[] = [];
-  finishReason: FinishReason | null = null;
-  isEnded = false;
-  #text = '';
-  #error: unknown = null;
-
-  /** Submits the request. */
-  constructor(engine: BatchEngine, prompt: readonly number[], options: GenerateOptions, kept: KeptPages | null = null) {
-    const { signal: _, ...request } = options;
-    engine.listen({ ...request, prompt }, this, kept);
-  }
-
-  push(event: EngineEvent): void {
-    if (event.type === 'token') this.tokens.push(event.token);
-    if (event.type === 'token' || event.type === 'end') this.#text += event.text;
-    if (event.type === 'end') this.finishReason = event.finishReason;
-  }
-
-  end(error: unknown): void {
-    this.isEnded = true;
-    this.#error = error;
-  }
-
-  /** The text since the last call. Throws what ended the request. */
-  next(): string {
-    const text = this.#text;
-    this.#text = '';
-    if (this.#error) throw this.#error;
-    return text;
-  }
-}
-
-/** Computes until all texts have ended. */
-export async function* advance(
-  engine: BatchEngine,
-  texts: readonly GeneratedText[],
-  { signal }: GenerateOptions,
-): AsyncGenerator<TextPiece, void, void> {
-  while (texts.some(({ isEnded }) => !isEnded)) {
-    if (signal?.aborted) engine.cancel();
-    await engine.advance();
-    for (const [index, each] of texts.entries()) {
-      const text = each.next();
-      if (text !== '') yield { index, text };
-    }
-  }
-}
-
-function expectPositiveInteger(name: string, value: number): void {
-  if (!Number.isSafeInteger(value) || value < 1)
-    throw new UsageError(`${name}: ${value} is not allowed; use an integer of at least 1`);
+  return new BatchEngine(source, engineOptionsFor(source, options, count), false, openPrefixes);
 }

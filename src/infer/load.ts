@@ -19,8 +19,9 @@ import { modelFolder } from '../hub/cache.js';
 import { isHubName } from '../hub/name.js';
 import { LanguageModel } from '../model/language-model.js';
 import { parameterCount } from '../model/memory.js';
-import { inFile, isModelConfig, type ModelOrigin, readModelConfig, writeModelConfig } from '../model/model-config.js';
+import { isModelConfig, readModelConfig, writeModelConfig } from '../model/model-config.js';
 import type { StoredParameters } from '../model/parameters.js';
+import { inFile, type ModelOrigin } from '../model/saved-model.js';
 import { type ComputeDtype, defaultDtype, type ModelShape, modelShape } from '../model/shape.js';
 import { configAfter } from '../model/sparse-start.js';
 import { PackedMatrix, packedBytes, type WeightType } from '../ops/linear/packed.js';
@@ -35,16 +36,15 @@ import {
   verifyFiles,
 } from '../run/checkpoint/read.js';
 import { runPaths } from '../run/paths.js';
+import { openSafetensors, writeSafetensors } from '../run/safetensors.js';
 import {
   changed,
   expectFloatEntry,
   expectNoOthers,
   modelTensors,
-  openSafetensors,
   readInto,
   type TensorSource,
-  writeSafetensors,
-} from '../run/safetensors.js';
+} from '../run/tensor-source.js';
 import { trefoilVersion } from '../run/version.js';
 import { dispose } from '../tensor/dispose.js';
 import { type Shape, Tensor } from '../tensor/tensor.js';
@@ -65,19 +65,6 @@ export interface LoadedModel extends Disposable {
   readonly endTokens: readonly number[];
   /** Frees the model. */
   free(): void;
-}
-
-/** The part that text generation uses of a model from `loadModel`. */
-export type TextSource = Pick<LoadedModel, 'model' | 'tokenizer' | 'config'> & Partial<Pick<LoadedModel, 'endTokens'>>;
-
-/** Number of tokens that may be drawn: rows that pad the embedding are not tokens. */
-export function usedVocabulary({ model, tokenizer }: Pick<LoadedModel, 'model' | 'tokenizer'>): number {
-  return Math.min(model.shape.vocabSize, tokenizer.vocabSize);
-}
-
-/** All tokens that end a text: the tokenizer's and the model's. */
-export function endTokensOf({ tokenizer, endTokens = [] }: TextSource): readonly number[] {
-  return [...new Set([...(tokenizer.endTokens ?? [tokenizer.separator]), ...endTokens])];
 }
 
 const FORMS =

@@ -2,8 +2,7 @@
  * Decoding on a CPU: the kernel calls of a step are recorded and repeated for later tokens, since JavaScript between them
  * takes as long as a fifth of the kernels. What differs from token to token is in device memory.
  */
-import { CpuDevice } from '../device/cpu/cpu.js';
-import type { LaunchList } from '../device/cpu/launch-list.js';
+import { canRecord, type LaunchList, type RecordingDevice } from '../device/device.js';
 import type { MemoryPool } from '../device/pool.js';
 import type { CachedSequence, CacheStep, DecodeCache } from '../model/cache.js';
 import type { LanguageModel } from '../model/language-model.js';
@@ -25,7 +24,7 @@ interface Batch {
 
 export class RecordedSteps {
   readonly #model: LanguageModel;
-  readonly #device: CpuDevice;
+  readonly #device: RecordingDevice;
   readonly #kernels: SparseOptions;
   readonly #pool: MemoryPool;
   readonly #batches = new Map<number, Batch>();
@@ -37,8 +36,7 @@ export class RecordedSteps {
   /** Whether a pass could not be repeated: no other is tried. */
   #isRefused = false;
 
-  /** The model's device is a CPU. */
-  constructor(model: LanguageModel, device: CpuDevice, kernels: SparseOptions = {}) {
+  constructor(model: LanguageModel, device: RecordingDevice, kernels: SparseOptions = {}) {
     this.#model = model;
     this.#device = device;
     this.#kernels = kernels;
@@ -46,9 +44,9 @@ export class RecordedSteps {
     this.#shape = model.shape;
   }
 
-  /** Null for a model that is not on a CPU. */
+  /** Null for a model on a device that does not record. */
   static of(model: LanguageModel, kernels: SparseOptions = {}): RecordedSteps | null {
-    return model.device instanceof CpuDevice ? new RecordedSteps(model, model.device, kernels) : null;
+    return canRecord(model.device) ? new RecordedSteps(model, model.device, kernels) : null;
   }
 
   /**

@@ -1,92 +1,29 @@
 /** config.json beside model.safetensors: all that is needed to build the model and to read its tokens. */
 import { dirname, resolve } from 'node:path';
-import { z } from 'zod';
-import { parseSavedConfig } from '../config/parse.js';
 import type { Config } from '../config/schema.js';
 import { isBuiltInTokenizer } from '../data/tokenizers/built-in.js';
 import { UsageError } from '../errors.js';
-import { isShallow, readRegularFile, writeFileAtomic } from '../files.js';
+import { readRegularFile, writeFileAtomic } from '../files.js';
 import { isHubName } from '../hub/name.js';
+import { isShallow } from '../json-values.js';
+import { isModelHeading, modelConfigText, parseModelConfig, type SavedModel } from './saved-model.js';
 
-const FORMAT = 'trefoil';
-/** Raise it with every change that older code would misread. */
-const VERSION = 1;
 /** An honest one has two thousand bytes; a wrong file under this name is not read into memory whole. */
 const MAX_BYTES = 1 << 20;
 
-const heading = z.looseObject({ format: z.literal(FORMAT), version: z.int(), trefoil_version: z.string().optional() });
-
-const savedModel = z.strictObject({
-  format: z.literal(FORMAT),
-  version: z.literal(VERSION),
-  trefoil_version: z.string(),
-  /** Optimizer steps behind the weights. */
-  step: z.int().min(0),
-  /** A built-in name, or a path relative to this file's folder. */
-  tokenizer: z.string().min(1),
-  /** Rows of the embedding. */
-  vocab_size: z.int().min(1),
-  // By the config's own schema, which has better messages.
-  model: z.unknown(),
-  nsa: z.unknown(),
-  /** `train.seq_len`, which only an export needs. */
-  seq_len: z.int().min(1).optional(),
-  /** Tokens that end a text, besides the tokenizer's separator. */
-  end_tokens: z.array(z.int().min(0)).optional(),
-  /** The source of an imported model. */
-  origin: z
-    .strictObject({
-      format: z.literal('huggingface'),
-      architecture: z.string().min(1),
-      /** `max_position_embeddings` and `bos_token_id`, which only an export needs. */
-      max_positions: z.int().min(1).nullable(),
-      bos_token: z.int().min(0).nullable(),
-    })
-    .optional(),
-  /** Without it the weights are not compared: for weights that were changed on purpose. */
-  weights: z.strictObject({ file: z.string(), bytes: z.int(), sha256: z.string() }).optional(),
-});
-
-export type SavedModel = Omit<z.infer<typeof savedModel>, 'model' | 'nsa'> & Pick<Config, 'model' | 'nsa'>;
-
-/** The source of an imported model. */
-export type ModelOrigin = NonNullable<SavedModel['origin']>;
-
 export function writeModelConfig(path: string, saved: Omit<SavedModel, 'format' | 'version'>): void {
-  writeFileAtomic(path, `${JSON.stringify({ format: FORMAT, version: VERSION, ...saved }, null, 2)}\n`);
+  writeFileAtomic(path, modelConfigText(saved));
 }
 
 /** The content with the config it stands for; everything but `model`, `nsa`, the tokenizer and `train.seq_len` has its default there. */
 export function readModelConfig(path: string): { saved: SavedModel; config: Config } {
-  const json = readJson(path);
-  const head = heading.safeParse(json);
-  if (!head.success)
-    throw new UsageError(
-      `${path}: is not the config.json of a Trefoil model; name the folder of a run or a checkpoint`,
-    );
-  const { version, trefoil_version: writer = 'unknown' } = head.data;
-  if (version !== VERSION)
-    throw new UsageError(
-      `${path}: has version ${version}, written by trefoil ${writer}; this trefoil reads version ${VERSION}: ` +
-        `use ${version > VERSION ? 'a newer' : 'an older'} trefoil`,
-    );
-  const parsed = savedModel.safeParse(json);
-  if (!parsed.success) {
-    const [{ path: key, message }] = parsed.error.issues;
-    throw new UsageError(`${path}: ${key.join('.') || 'the file'}: ${message}; take the file as training wrote it`);
-  }
-  const { model, nsa, tokenizer, seq_len } = parsed.data;
-  const train = seq_len === undefined ? {} : { seq_len };
-  const config = inFile(path, () =>
-    parseSavedConfig({ model, nsa, data: { tokenizer: tokenizerSpec(path, tokenizer) }, train }),
-  );
-  return { saved: { ...parsed.data, model: config.model, nsa: config.nsa }, config };
+  return parseModelConfig(path, readJson(path), (tokenizer) => tokenizerSpec(path, tokenizer));
 }
 
 /** Whether Trefoil wrote this file, of whatever version. */
 export function isModelConfig(path: string): boolean {
   try {
-    return heading.safeParse(readJson(path)).success;
+    return isModelHeading(readJson(path));
   } catch (error) {
     if (error instanceof UsageError) return false;
     throw error;
@@ -95,16 +32,6 @@ export function isModelConfig(path: string): boolean {
 
 function tokenizerSpec(path: string, tokenizer: string): string {
   return isBuiltInTokenizer(tokenizer) || isHubName(tokenizer) ? tokenizer : resolve(dirname(path), tokenizer);
-}
-
-/** Puts the file's name in front of what is wrong inside it, all in one line. */
-export function inFile<T>(path: string, read: () => T): T {
-  try {
-    return read();
-  } catch (error) {
-    if (!(error instanceof UsageError)) throw error;
-    throw new UsageError(`${path}: ${error.message.replaceAll('\n', '; ')}`, { cause: error });
-  }
 }
 
 /** A JSON file of a model, of at most `most` bytes. */

@@ -2,7 +2,8 @@
 import { randomUUID } from 'node:crypto';
 import { closeSync, openSync, rmSync, writeSync } from 'node:fs';
 import { UsageError } from '../errors.js';
-import { errorCode, fileError, isPlainObject, parseObject, readText, statOrUndefined } from '../files.js';
+import { errorCode, fileError, parseObject, readText, statOrUndefined } from '../files.js';
+import { isPlainObject } from '../json-values.js';
 import { holdsOpen, isAlive, ownIdentity, type ProcessIdentity } from '../process-identity.js';
 import { runPaths } from './paths.js';
 

@@ -1,6 +1,6 @@
 /** The safetensors format: element types and their conversions, and the header of a file, checked before anything is read. */
 import { UsageError } from '../errors.js';
-import { isPlainObject } from '../files.js';
+import { isPlainObject } from '../json-values.js';
 import { bfloat16ToFloat32 } from '../tensor/bfloat16.js';
 
 const DTYPE_BYTES = {

@@ -5,7 +5,9 @@ import { join } from 'node:path';
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import { UsageError } from '../errors.js';
 import fc from '../testing/properties.js';
-import { openSafetensors, readSafetensors, type TensorToWrite, toFloat64, writeSafetensors } from './safetensors.js';
+import { openSafetensors, readSafetensors, writeSafetensors } from './safetensors.js';
+import { toFloat64 } from './safetensors-format.js';
+import type { TensorToWrite } from './tensor-source.js';
 
 let folder: string;
 let path: string;

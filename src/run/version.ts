@@ -1,7 +1,8 @@
 /** The version of this package, for the files of a run. */
 import { dirname, join } from 'node:path';
 import { fileURLToPath } from 'node:url';
-import { isPlainObject, readText } from '../files.js';
+import { readText } from '../files.js';
+import { isPlainObject } from '../json-values.js';
 
 /** Looks upward from this file, because sources, the compiled package and bundles lie at different depths. */
 export function trefoilVersion(): string {

@@ -5,11 +5,13 @@
 import { existsSync } from 'node:fs';
 import { isMainThread, type MessagePort, Worker } from 'node:worker_threads';
 import { TrefoilError } from '../errors.js';
-import { traceText, writeTrace } from '../evaluate/trace.js';
-import { createEngine } from '../infer/engine/engine.js';
+import { traceText } from '../evaluate/trace.js';
+import { writeTrace } from '../evaluate/write-trace.js';
+import { createEngine } from '../infer/engine/create.js';
 import { type Engine, type EngineOptions, type EngineStats, IDLE_STATS } from '../infer/engine/interface.js';
 import { type EngineEvent, type EngineRequest, RequestRefused } from '../infer/engine/request.js';
-import { type LoadOptions, type TextSource, usedVocabulary } from '../infer/load.js';
+import type { LoadOptions } from '../infer/load.js';
+import { type TextSource, usedVocabulary } from '../infer/text-source.js';
 import { kernelOptions } from '../model/kernels.js';
 import { type PackedLogprobs, packLogprobs } from './logprobs.js';
 

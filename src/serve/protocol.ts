@@ -1,9 +1,10 @@
 /** Bodies of requests: checked, with the defaults of the OpenAI API, turned into requests to the engine. */
 import { randomInt } from 'node:crypto';
 import { z } from 'zod';
-import { type AnswerForm, HERMES, opensReasoning, templateForm } from '../data/answer-form.js';
+import { type AnswerForm, HERMES, opensReasoning } from '../data/answer-form.js';
 import { applyChatTemplate, type ChatMessage } from '../data/chat.js';
 import { prepareChat, type ToolDescription } from '../data/chat-tools.js';
+import { templateForm } from '../data/template-form.js';
 import { type ChatTemplates, createTokenizer, type Tokenizer } from '../data/tokenizer.js';
 import { isBuiltInTokenizer } from '../data/tokenizers/built-in.js';
 import { UsageError } from '../errors.js';

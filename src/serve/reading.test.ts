@@ -3,8 +3,8 @@ import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { createTokenizer } from '../data/tokenizer.js';
 import { traceText } from '../evaluate/trace.js';
 import type { TraceReaders, TraceText, TraceToken } from '../evaluate/trace-view.js';
-import type { TextSource } from '../infer/load.js';
 import { tinyConfig, tinyModel } from '../infer/testing/tiny-model.js';
+import type { TextSource } from '../infer/text-source.js';
 import { LocalHost } from './host.js';
 import { type RunningServer, startServer } from './server.js';
 

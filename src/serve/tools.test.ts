@@ -3,9 +3,9 @@ import OpenAI from 'openai';
 import { afterAll, describe, expect, it } from 'vitest';
 import { TEMPLATES } from '../data/testing/chat-templates.js';
 import { createTokenizer } from '../data/tokenizer.js';
-import type { TextSource } from '../infer/load.js';
 import { isValid } from '../infer/structured/testing/validate.js';
 import { tinyConfig, tinyModel } from '../infer/testing/tiny-model.js';
+import type { TextSource } from '../infer/text-source.js';
 import { LocalHost } from './host.js';
 import { type RunningServer, startServer } from './server.js';
 

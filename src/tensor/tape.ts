@@ -80,7 +80,7 @@ export class Tape implements Disposable {
     this.recording = options.record ?? true;
     this.fp8 = options.fp8 ?? false;
     this.#parent = parent;
-    if (process.env['NODE_ENV'] !== 'production') watchForEnd(this, this.#owned, device);
+    if (warnsHere()) watchForEnd(this, this.#owned, device);
   }
 
   /**
@@ -450,6 +450,11 @@ function expectWhole(tensor: Tensor): void {
 interface TapeRecord {
   readonly owned: ReadonlySet<Storage>;
   readonly where: string | null;
+}
+
+/** In Node, but for production: a page has no warnings of a process. */
+function warnsHere(): boolean {
+  return typeof process !== 'undefined' && process.env['NODE_ENV'] !== 'production';
 }
 
 let hasWarned = false;

@@ -7,7 +7,8 @@ import { join, relative } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import type { NsaInputs, NsaLayout } from '../ops/attention/reference.js';
 import { compressedCount } from '../ops/common/sequences.js';
-import { readSafetensors, toFloat64 } from '../run/safetensors.js';
+import { readSafetensors } from '../run/safetensors.js';
+import { toFloat64 } from '../run/safetensors-format.js';
 
 const root = fileURLToPath(new URL('../../', import.meta.url));
 export const GOLDEN_SMALL = join(root, 'test/golden/dev-small.safetensors');

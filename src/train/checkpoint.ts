@@ -33,14 +33,8 @@ import {
   writeTensorFile,
 } from '../run/checkpoint/save.js';
 import { SaveThread } from '../run/checkpoint/save-thread.js';
-import {
-  loadWeights,
-  modelTensors,
-  namedTensors,
-  openSafetensors,
-  type SafetensorsFile,
-  type TensorToWrite,
-} from '../run/safetensors.js';
+import { openSafetensors, type SafetensorsFile } from '../run/safetensors.js';
+import { loadWeights, modelTensors, namedTensors, type TensorToWrite } from '../run/tensor-source.js';
 import type { Optimizer, Trainable } from '../tensor/optimizer.js';
 import type { Parameter } from '../tensor/parameter.js';
 import type { Tensor } from '../tensor/tensor.js';

@@ -15,7 +15,7 @@ import { STEP_SCALARS } from '../tensor/optimizer.js';
 import { Tensor } from '../tensor/tensor.js';
 import { BatchUploader } from './device-batch.js';
 import { launchStep, needsHost } from './device-stepper.js';
-import { evaluate } from './evaluate.js';
+import { evaluate } from './evaluation.js';
 import { LocalGradients } from './gradient-exchange.js';
 import { createOptimizer, localContext } from './step.js';
 

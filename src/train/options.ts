@@ -5,7 +5,7 @@ import { ExitCode } from '../errors.js';
 import type { Terminal } from '../live-line.js';
 import type { SaveOptions } from '../run/checkpoint/save.js';
 import type { OwnMetrics } from '../run/metrics.js';
-import type { Evaluation } from './evaluate.js';
+import type { Evaluation } from './evaluation.js';
 import type { World } from './ranks/world.js';
 import type { SignalSource } from './signals.js';
 import type { TrainingStep } from './trainer.js';

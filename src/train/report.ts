@@ -32,7 +32,7 @@ import {
   scalarIn,
 } from '../run/metrics.js';
 import type { RunPaths } from '../run/paths.js';
-import type { Evaluation } from './evaluate.js';
+import type { Evaluation } from './evaluation.js';
 import type { AttentionStatistics } from './observers.js';
 import type { TrainOptions } from './options.js';
 import type { World } from './ranks/world.js';

@@ -7,7 +7,8 @@ import { loadModel, locateModel } from '../infer/load.js';
 import { CLOSED_LOGIT, releasedLogit, releasedShare, selectedBlocks } from '../model/sparse-start.js';
 import { readHeartbeats } from '../run/logs/heartbeat.js';
 import { runPaths } from '../run/paths.js';
-import { readSafetensors, toFloat64 } from '../run/safetensors.js';
+import { readSafetensors } from '../run/safetensors.js';
+import { toFloat64 } from '../run/safetensors-format.js';
 import { cpu } from '../testing/devices.js';
 import { runTraining, type TinyOverrides, temporaryFolder, tinyConfig } from '../testing/run.js';
 

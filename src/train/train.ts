@@ -28,7 +28,7 @@ import { readCsv, VAL_CSV } from '../run/logs/csv.js';
 import { openLines } from '../run/logs/log.js';
 import { LogThread } from '../run/logs/log-thread.js';
 import { clearMarks, clearSections, runPaths } from '../run/paths.js';
-import { loadWeights } from '../run/safetensors.js';
+import { loadWeights } from '../run/tensor-source.js';
 import { findResumePoint, type ResumePoint, restoreTrainingState } from './checkpoint.js';
 import { compileAhead } from './compile-ahead.js';
 import { expectFp8 } from './device-stepper.js';

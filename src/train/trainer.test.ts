@@ -10,8 +10,9 @@ import { cpu } from '../testing/devices.js';
 import { runTraining, temporaryFolder, tinyConfig } from '../testing/run.js';
 import { NonFiniteStep, SourceFailed } from './anomalies.js';
 import type { TokenBatch } from './iterable-loader.js';
+import { learningRate } from './schedule.js';
 import { HostStepper, type StepContext, type Stepper } from './step.js';
-import { detectSpike, learningRate, Trainer, type TrainerOptions } from './trainer.js';
+import { detectSpike, Trainer, type TrainerOptions } from './trainer.js';
 
 let folder: { path: string; remove: () => void };
 const cleanups: (() => void)[] = [];

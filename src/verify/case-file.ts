@@ -6,13 +6,9 @@
 import { UsageError } from '../errors.js';
 import type { NsaInputs } from '../ops/attention/reference.js';
 import { validateShapes } from '../ops/attention/shape.js';
-import {
-  openSafetensors,
-  type SafeDtype,
-  type SafetensorsFile,
-  type TensorToWrite,
-  toFloat64,
-} from '../run/safetensors.js';
+import { openSafetensors, type SafetensorsFile } from '../run/safetensors.js';
+import { type SafeDtype, toFloat64 } from '../run/safetensors-format.js';
+import type { TensorToWrite } from '../run/tensor-source.js';
 import { bytesOf } from '../tensor/tensor.js';
 import {
   type CaseShapes,

@@ -1,7 +1,8 @@
 /** Smoke checks on the files of a run (learning, speed, health), and comparison with a baseline. */
 import { readFileSync } from 'node:fs';
 import { UsageError } from '../errors.js';
-import { explainFileError, isPlainObject, writeFileAtomic } from '../files.js';
+import { explainFileError, writeFileAtomic } from '../files.js';
+import { isPlainObject } from '../json-values.js';
 import { mean, median, quantile, round } from '../numbers.js';
 import { readCsv, TRAINING_CSV } from '../run/logs/csv.js';
 import { failureCounters, type Heartbeat, tailHeartbeats } from '../run/logs/heartbeat.js';

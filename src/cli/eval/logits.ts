@@ -3,7 +3,8 @@ import { UsageError } from '../../errors.js';
 import { sequenceLogits } from '../../evaluate/logits.js';
 import { loadModel } from '../../infer/load.js';
 import type { LanguageModel } from '../../model/language-model.js';
-import { readSafetensors, toFloat64, writeSafetensors } from '../../run/safetensors.js';
+import { readSafetensors, writeSafetensors } from '../../run/safetensors.js';
+import { toFloat64 } from '../../run/safetensors-format.js';
 import { deviceOption, openDevice } from '../shared/device.js';
 import { type Io, ProgressLine } from '../shared/io.js';
 import {

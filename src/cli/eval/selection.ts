@@ -10,7 +10,8 @@ import {
   type LayerSelection,
   type ModelCoverage,
 } from '../../evaluate/selection.js';
-import { traceText, writeTrace } from '../../evaluate/trace.js';
+import { traceText } from '../../evaluate/trace.js';
+import { writeTrace } from '../../evaluate/write-trace.js';
 import { ensureFolder, readGivenText, writeFileAtomic } from '../../files.js';
 import { withEnvironment } from '../../infer/environment.js';
 import { loadModel } from '../../infer/load.js';

@@ -70,7 +70,8 @@ function savedTrace(name: string, trace: string): TraceSource {
   };
 }
 
-export function Reader({ source }: { readonly source: TraceSource }) {
+/** `held`: the token that is held at first. */
+export function Reader({ source, held = null }: { readonly source: TraceSource; readonly held?: number | null }) {
   const { value: text, error } = useLoaded(source.key, () => source.text());
   if (error)
     return (
@@ -79,7 +80,7 @@ export function Reader({ source }: { readonly source: TraceSource }) {
       </Empty>
     );
   if (!text) return <p class="loading">Reading the trace…</p>;
-  return <Text source={source} text={text} />;
+  return <Text source={source} text={text} first={held} />;
 }
 
 /**
@@ -93,8 +94,9 @@ function isBeside(): boolean {
 /** The highlighted item: the blocks that a token read, or the tokens that read a block. */
 type Focus = { readonly kind: 'token'; readonly index: number } | { readonly kind: 'block'; readonly index: number };
 
-function Text({ source, text }: { readonly source: TraceSource; readonly text: TraceText }) {
-  const [held, setHeld] = useState<Focus | null>(null);
+function Text(props: { readonly source: TraceSource; readonly text: TraceText; readonly first: number | null }) {
+  const { source, text, first } = props;
+  const [held, setHeld] = useState<Focus | null>(first === null ? null : { kind: 'token', index: first });
   const [hovered, setHovered] = useState<number | null>(null);
   const [layer, setLayer] = useState('all');
   const [group, setGroup] = useState('all');

@@ -8,8 +8,8 @@ import { ExitCode, TrefoilError, UsageError } from '../../errors.js';
 import { plural } from '../../text.js';
 import type { SampleAddress, Samples } from '../batch.js';
 import type { SourceProgress } from '../loader.js';
+import type { NumberedSource } from './generated-source.js';
 import { MixtureOrder } from './mixture-order.js';
-import type { NumberedSource } from './numbered-source.js';
 import type { SourcePosition } from './position.js';
 
 /** One source of a mixture. */

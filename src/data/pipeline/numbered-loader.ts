@@ -10,7 +10,7 @@ import type { Config } from '../../config/schema.js';
 import { TrefoilError, UsageError } from '../../errors.js';
 import { type Batch, type Packing, packBatch, type Samples } from '../batch.js';
 import type { Loader, OpenOptions } from '../loader.js';
-import type { NumberedSource } from './numbered-source.js';
+import type { NumberedSource } from './generated-source.js';
 import { type LoaderState, readLoaderState, type SampleSettings } from './position.js';
 
 export class NumberedLoader implements Loader {

@@ -3,43 +3,16 @@
 import type { MixedSource } from '../../config/mixture.js';
 import type { Config } from '../../config/schema.js';
 import { UsageError } from '../../errors.js';
-import {
-  RangeStream,
-  rangesLength,
-  type Samples,
-  StreamSamples,
-  singleRange,
-  type TokenRanges,
-  WholeStream,
-} from '../batch.js';
-import { Purpose } from '../hash.js';
+import { RangeStream, rangesLength, StreamSamples, singleRange, type TokenRanges, WholeStream } from '../batch.js';
 import type { OpenOptions } from '../loader.js';
 import { openCached } from '../shards/cache.js';
 import { ShardReader } from '../shards/reader.js';
 import { splitCorpus } from '../shards/split.js';
 import { openChats } from '../sources/chats/source.js';
 import { corpusOptions, describeFiles, openCorpus } from '../sources/corpus.js';
-import { NeedleSamples, parseCurriculum } from '../synthetic/needle-samples.js';
-import { StorySamples } from '../synthetic/stories/samples.js';
-import { UniformSamples } from '../synthetic/uniform.js';
 import { checkVocabulary, createTokenizer, type Tokenizer } from '../tokenizer.js';
+import { type NumberedSource, openNeedle, openStories, openSynthetic } from './generated-source.js';
 import { Mixture, type Part } from './mixture.js';
-
-export interface NumberedSource {
-  readonly vocabSize: number;
-  /** Equal for equal tokens, independent of their place. */
-  readonly identity: string;
-  readonly tokensPerEpoch: number;
-  readonly train: Samples;
-  readonly validation: Samples | undefined;
-  /** Whole samples in the validation part. */
-  readonly validationSamples: number;
-  /** True if the documents of a sample are always masked from each other, whatever data.document_mask is. */
-  readonly documentMask?: boolean;
-  /** Where `train` is a mixture: its sources, which are evaluated one by one. */
-  readonly mixture?: Mixture;
-  close(): void;
-}
 
 export async function openNumberedSource(
   config: Config,
@@ -111,63 +84,6 @@ async function openPart(config: Config, name: string, options: OpenOptions): Pro
     if (!(error instanceof UsageError)) throw error;
     throw new UsageError(`data.sources: ${name}: ${error.message.replace(/^data\.path: /, '')}`, { cause: error });
   }
-}
-
-function openSynthetic(config: Config, vocabSize: number, evaluate: OpenOptions['evaluate']): NumberedSource {
-  const seed = config.data.seed ?? config.train.seed;
-  const [train, validation] = (['train', 'validation'] as const).map(
-    (part) => new UniformSamples(vocabSize, seed, part),
-  );
-  return { ...endless(config, train, validation, evaluate), vocabSize, identity: `synthetic:${vocabSize}` };
-}
-
-function openNeedle(config: Config, vocabSize: number, evaluate: OpenOptions['evaluate']): NumberedSource {
-  const { data, train } = config;
-  const { needle_records: records, needle_facts: facts, needle_questions: questions, needle_absent: absent } = data;
-  const task = { vocabSize, records, facts, questions, absent };
-  const stages = parseCurriculum(data.needle_curriculum, train.seq_len);
-  const samples = (used: typeof stages, purpose: (typeof Purpose)['needleTrain' | 'needleValidation']) =>
-    new NeedleSamples(task, used, train.seq_len, data.seed ?? train.seed, purpose);
-  // Validation has the final length only: that is what the run is for.
-  const validation = samples(stages.slice(-1), Purpose.needleValidation);
-  return {
-    ...endless(config, samples(stages, Purpose.needleTrain), validation, evaluate),
-    vocabSize,
-    identity: `needle:${JSON.stringify({ task, stages })}`,
-    documentMask: true,
-  };
-}
-
-function openStories(config: Config, tokenizer: Tokenizer, evaluate: OpenOptions['evaluate']): NumberedSource {
-  const { data, train } = config;
-  const { stories_drills: drills } = data;
-  const samples = (used: number, purpose: (typeof Purpose)['storiesTrain' | 'storiesValidation']) => {
-    const shape = { sequenceLength: train.seq_len, drills: used };
-    return new StorySamples(tokenizer, shape, data.seed ?? train.seed, purpose);
-  };
-  return {
-    ...endless(config, samples(drills, Purpose.storiesTrain), samples(0, Purpose.storiesValidation), evaluate),
-    vocabSize: tokenizer.vocabSize,
-    documentMask: true,
-    identity: `stories:${drills}:${tokenizer.identity}`,
-  };
-}
-
-/** The common part of sources without end. */
-function endless(
-  { data }: Config,
-  train: Samples,
-  validation: Samples,
-  evaluate: OpenOptions['evaluate'],
-): Omit<NumberedSource, 'vocabSize' | 'identity'> {
-  const isEvaluated = evaluate === 'all' || data.val_fraction > 0;
-  return {
-    tokensPerEpoch: Number.POSITIVE_INFINITY,
-    train,
-    validation: isEvaluated ? (evaluate === 'all' ? train : validation) : undefined,
-    validationSamples: isEvaluated ? Number.POSITIVE_INFINITY : 0,
-    close: () => {},
-  };
 }
 
 async function openShards(

@@ -1,6 +1,6 @@
 /** The position of a run in its data, as a checkpoint stores it. */
 
-import { z } from 'zod';
+import * as z from 'zod';
 import { TrefoilError, UsageError } from '../../errors.js';
 
 const Count = z.number().int().min(0);

@@ -1,5 +1,6 @@
 /** The byte tokenizer, and decoding for all tokenizers whose tokens are byte strings. */
 
+import { utf8 } from '../../bytes.js';
 import { TrefoilError } from '../../errors.js';
 import type { StreamDecoder, Tokenizer } from '../tokenizer.js';
 
@@ -33,7 +34,7 @@ export function createByteTokenizer(): Tokenizer {
     vocabSize: 256,
     separator: SEPARATOR,
     identity: 'byte',
-    encode: (text) => new Int32Array(Buffer.from(text, 'utf8')),
+    encode: (text) => new Int32Array(utf8(text)),
     byteLength: (id) => (id === SEPARATOR ? 0 : 1),
     tokenBytes: (id) => (id === SEPARATOR ? null : BYTES[checkedId(id, 256, 'byte')]),
     decode: (ids) => decodeUtf8(Uint8Array.from(ids, (id) => checkedId(id, 256, 'byte'))),

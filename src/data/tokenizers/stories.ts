@@ -3,7 +3,8 @@
  * ` the red kite under the bridge`. All other text is written in bytes, so that every text can be encoded. Ids 0 to 255 are
  * bytes; 0 separates documents, as in the byte tokenizer.
  */
-import { createHash } from 'node:crypto';
+import { joinBytes, utf8 } from '../../bytes.js';
+import { sha256 } from '../../sha256.js';
 import { everyWord, setPhrases } from '../synthetic/stories/grammar.js';
 import type { Tokenizer } from '../tokenizer.js';
 import { checkedId, createByteStreamDecoder, decodeUtf8 } from './bytes.js';
@@ -21,29 +22,26 @@ export function createStoryTokenizer(): Tokenizer {
   // ASCII characters are among them: most pieces that are no words are one such byte.
   const ids = new Map(Array.from({ length: 128 }, (_, byte) => [String.fromCharCode(byte), byte]));
   for (const [i, word] of words.entries()) ids.set(word, BYTES + i);
-  const bytes = [
-    ...Array.from({ length: BYTES }, (_, byte) => Uint8Array.of(byte)),
-    ...words.map((word) => Buffer.from(word)),
-  ];
+  const bytes = [...Array.from({ length: BYTES }, (_, byte) => Uint8Array.of(byte)), ...words.map(utf8)];
   const vocabSize = bytes.length;
   const bytesOf = (id: number): Uint8Array => bytes[checkedId(id, vocabSize, 'stories')];
   return {
     name: 'stories',
     vocabSize,
     separator: SEPARATOR,
-    identity: `stories:${createHash('sha256').update(words.join('\n')).digest('hex')}`,
+    identity: `stories:${sha256(words.join('\n'))}`,
     encode: (text) => {
       const tokens: number[] = [];
       for (const word of piecesOf(text)) {
         const id = ids.get(word);
-        if (id === undefined) for (const byte of Buffer.from(word)) tokens.push(byte);
+        if (id === undefined) for (const byte of utf8(word)) tokens.push(byte);
         else tokens.push(id);
       }
       return Int32Array.from(tokens);
     },
     byteLength: (id) => (id === SEPARATOR ? 0 : bytesOf(id).length),
     tokenBytes: (id) => (id === SEPARATOR ? null : bytesOf(id)),
-    decode: (tokens) => decodeUtf8(Buffer.concat(Array.from(tokens, bytesOf))),
+    decode: (tokens) => decodeUtf8(joinBytes(Array.from(tokens, bytesOf))),
     createStreamDecoder: () => createByteStreamDecoder(bytesOf),
   };
 }

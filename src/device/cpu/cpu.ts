@@ -1,6 +1,5 @@
 /** The CPU as a device: native memory, and C++ kernels called through FFI. */
 import { availableParallelism, cpus, freemem } from 'node:os';
-import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { OutOfMemory, UsageError } from '../../errors.js';
 import {
@@ -8,11 +7,12 @@ import {
   type ArgumentKind,
   type Device,
   expectDevice,
-  type HostDevice,
   type KernelModule,
   type KernelSource,
   type Kernels,
+  type LaunchList,
   type MemoryUse,
+  type RecordingDevice,
   type Signature,
   type Signatures,
   type StructArgument,
@@ -20,7 +20,7 @@ import {
 import koffi from '../koffi.js';
 import { MemoryPool } from '../pool.js';
 import { type CompilerOptions, defaultCompilerOptions, KernelCompiler } from './compile.js';
-import { type LaunchList, LaunchRecorder } from './launch-list.js';
+import { LaunchRecorder } from './launch-list.js';
 
 const FFI_TYPES: Record<ArgumentKind, string> = {
   ptr: 'void *',
@@ -41,7 +41,7 @@ type NativeCall = (...values: unknown[]) => unknown;
 type Library = ReturnType<typeof koffi.load>;
 
 /** The CPU: native memory, and C++ kernels that are compiled on first use. */
-export class CpuDevice implements HostDevice {
+export class CpuDevice implements RecordingDevice {
   readonly kind = 'cpu';
   readonly name: string;
   readonly compiler: KernelCompiler;
@@ -63,7 +63,7 @@ export class CpuDevice implements HostDevice {
     this.name = cpus()[0]?.model.trim() ?? process.arch;
     const { compiler = defaultCompilerOptions(process.env) } = options;
     this.compiler = compiler instanceof KernelCompiler ? compiler : new KernelCompiler(compiler);
-    const source = join(fileURLToPath(new URL('.', import.meta.url)), 'runtime.cpp');
+    const source = fileURLToPath(new URL('./runtime.cpp', import.meta.url));
     // Global symbols: all kernel libraries use the thread pool and scratch memory of this library.
     const library = load(this.compiler.library(source), { global: true });
     this.#runtime = {
@@ -172,7 +172,7 @@ export class CpuDevice implements HostDevice {
   kernels<S extends Signatures>(module: KernelModule<S>): Kernels<S> {
     let kernels = this.#modules.get(module);
     if (!kernels) {
-      const library = load(this.compiler.library(join(module.folder, 'cpu.cpp')));
+      const library = load(this.compiler.library(fileURLToPath(new URL('./cpu.cpp', module.url))));
       kernels = Object.fromEntries(
         Object.entries(module.functions).map(([name, signature]) => {
           const address: bigint = library.symbol(name);

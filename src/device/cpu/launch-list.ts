@@ -50,15 +50,3 @@ export class LaunchRecorder {
     return { bytes, count: calls.length };
   }
 }
-
-/**
- * A recorded list of calls. The creator frees it.
- * @opaque
- */
-export interface LaunchList {
-  /** Number of calls. */
-  readonly count: number;
-  /** Makes the calls again, with the same addresses and numbers. */
-  replay(): void;
-  free(): void;
-}

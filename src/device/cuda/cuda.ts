@@ -8,6 +8,7 @@ import { UsageError } from '../../errors.js';
 import {
   type Device,
   expectDevice,
+  type HostMemory,
   type KernelModule,
   type Kernels,
   type MemoryUse,
@@ -24,6 +25,7 @@ import { Launcher } from './launcher.js';
 import { LibraryMissing } from './libraries.js';
 import { LoadedCode } from './loaded-code.js';
 import { CudaMemory } from './memory.js';
+import { pinnedMemory } from './pinned-memory.js';
 import type { CudaCode, CudaRuntime, KernelMacros, MatrixProduct } from './runtime.js';
 import { CudaGraph, DeviceStream, Staging, type WaitMonitor } from './stream.js';
 
@@ -163,6 +165,11 @@ export class CudaDevice implements Device, CudaRuntime {
     return this.#stream.handle;
   }
 
+  /** Pinned memory. */
+  hostMemory(size: number): HostMemory {
+    return pinnedMemory(this.driver, this.stream, size);
+  }
+
   /** Called while the host waits for the GPU. */
   get waitMonitor(): WaitMonitor | null {
     return this.#stream.waitMonitor;
@@ -191,7 +198,7 @@ export class CudaDevice implements Device, CudaRuntime {
   kernels<S extends Signatures>(module: KernelModule<S>): Kernels<S> {
     let kernels = this.#modules.get(module);
     if (!kernels) {
-      if (!module.cuda) throw new UsageError(`${module.folder} has no CUDA kernels`);
+      if (!module.cuda) throw new UsageError(`${module.url} has no CUDA kernels`);
       kernels = checked(this, module.cuda(this) as Kernels<Signatures>);
       this.#modules.set(module, kernels);
     }

@@ -59,7 +59,7 @@ export class ListingCuda implements Device, CudaRuntime {
   }
 
   kernels<S extends Signatures>(module: KernelModule<S>): Kernels<S> {
-    if (!module.cuda) throw new Error(`${module.folder} has no CUDA kernels`);
+    if (!module.cuda) throw new Error(`${module.url} has no CUDA kernels`);
     return module.cuda(this) as Kernels<S>;
   }
 

@@ -57,6 +57,8 @@ export interface WasmOptions {
   readonly startHelper: ((start: HelperStart) => void) | null;
   /** Bytes of the machine's memory that are free. */
   readonly freeMemory: () => number;
+  /** Ends the message about missing memory. Default: that of a machine on which a compiler can be installed. */
+  readonly remedy?: string;
 }
 
 type Call = (...values: (number | bigint)[]) => unknown;
@@ -201,7 +203,7 @@ export class WasmDevice implements HostDevice {
     const used = (this.#memory.buffer.byteLength / MIB).toFixed(0);
     return new OutOfMemory(
       `out of memory: ${(bytes / MIB).toFixed(0)} MiB could not be allocated for ${what}; kernels in WebAssembly reach ` +
-        `${(MAX_PAGES * PAGE) / MIB} MiB in all, of which ${used} MiB are taken: ${REMEDY}`,
+        `${(MAX_PAGES * PAGE) / MIB} MiB in all, of which ${used} MiB are taken: ${this.#options.remedy ?? REMEDY}`,
     );
   }
 

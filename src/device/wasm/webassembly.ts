@@ -20,6 +20,8 @@ interface Api {
   ) => { readonly exports: Readonly<Record<string, unknown>> };
   readonly RuntimeError: new () => Error;
   validate(bytes: Uint8Array): boolean;
+  /** As `new Module`, off the thread: pages may not wait for it. */
+  compile(bytes: Uint8Array): Promise<WasmModule>;
 }
 
 export const Wasm = (globalThis as unknown as { readonly WebAssembly: Api }).WebAssembly;

@@ -2,8 +2,9 @@
 
 import { prefill, prefillTile, readRows } from '../../infer/decode.js';
 import { generate } from '../../infer/generate.js';
-import { endTokensOf, type LoadedModel, usedVocabulary } from '../../infer/load.js';
+import type { LoadedModel } from '../../infer/load.js';
 import { encodePrompt } from '../../infer/prompt.js';
+import { endTokensOf, usedVocabulary } from '../../infer/text-source.js';
 import type { Observer } from '../../model/attention.js';
 import { DecodeCache } from '../../model/cache.js';
 import type { SparseOptions } from '../../ops/attention/nsa.js';

@@ -1,7 +1,8 @@
 /** Writes small Hugging Face folders with random weights. */
 import { mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { type SafeDtype, toFloat64, writeSafetensors } from '../../run/safetensors.js';
+import { writeSafetensors } from '../../run/safetensors.js';
+import { type SafeDtype, toFloat64 } from '../../run/safetensors-format.js';
 import { float32ToBfloat16 } from '../../tensor/bfloat16.js';
 import { randomValues } from '../../testing/numbers.js';
 

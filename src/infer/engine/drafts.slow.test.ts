@@ -7,11 +7,11 @@ import { DecodeCache } from '../../model/cache.js';
 import type { LanguageModel } from '../../model/language-model.js';
 import { EmulatedCuda } from '../../testing/emulated-cuda.js';
 import { prefill, readRows } from '../decode.js';
-import type { TextSource } from '../load.js';
 import type { ToolCalls } from '../structured/calls.js';
 import { tinyConfig, tinyModel } from '../testing/tiny-model.js';
+import type { TextSource } from '../text-source.js';
+import { createEngine } from './create.js';
 import { PromptLookup } from './drafts.js';
-import { createEngine } from './engine.js';
 import type { EngineOptions } from './interface.js';
 import type { EngineEvent, EngineRequest, TokenMask } from './request.js';
 

@@ -6,21 +6,20 @@
  * only, in an order that does not depend on the batch or the tile. A request gets memory for its longest possible text
  * before it starts, so a request that runs never lacks pages.
  */
-import { setImmediate } from 'node:timers/promises';
 import { TrefoilError, UsageError } from '../../errors.js';
 import { type CachedSequence, DecodeCache } from '../../model/cache.js';
 import { kernelOptions } from '../../model/kernels.js';
 import type { SparseOptions } from '../../ops/attention/nsa.js';
+import { turn } from '../../turn.js';
 import { readRows } from '../decode.js';
-import { endTokensOf, type TextSource, usedVocabulary } from '../load.js';
 import { refusalOf } from '../prompt.js';
 import { StructuredOutput } from '../structured/structured-output.js';
+import { endTokensOf, type TextSource, usedVocabulary } from '../text-source.js';
 import { PromptLookup } from './drafts.js';
 import { Executor, isWithoutCache } from './executor.js';
 import type { Engine, EngineOptions, EngineStats, EventSink } from './interface.js';
-import { PrefixCache, prefixBlock } from './prefix/cache.js';
-import { PrefixFiles } from './prefix/files.js';
-import { modelFingerprint } from './prefix/keys.js';
+import type { PrefixCache } from './prefix/cache.js';
+import type { OpenPrefixes } from './prefix/open.js';
 import { checkRequest, DEFAULT_MAX_CONTEXT, type EngineEvent, type EngineRequest, RequestRefused } from './request.js';
 import { createSampler } from './sampler.js';
 import { Scheduler, type Share } from './scheduler.js';
@@ -33,11 +32,6 @@ const GIB = 2 ** 30;
 /** Freed activations that the pool keeps for the next step, and the share of a GPU's free memory: allocating is slow there. */
 const POOL_SLACK = 256 * 2 ** 20;
 const GPU_SLACK = 1 / 16;
-
-/** An engine for a model that `loadModel` returned. */
-export function createEngine(source: TextSource, options: EngineOptions = {}): Engine {
-  return new BatchEngine(source, options, true);
-}
 
 export class BatchEngine implements Engine {
   readonly maxContext: number;
@@ -64,8 +58,16 @@ export class BatchEngine implements Engine {
   #failure: unknown = null;
   #isClosed = false;
 
-  /** `runsItself`: computes while there are requests. Otherwise it computes a step when its caller asks (`advance`). */
-  constructor(source: TextSource, options: EngineOptions, runsItself: boolean) {
+  /**
+   * `runsItself`: computes while there are requests. Otherwise it computes a step when its caller asks (`advance`).
+   * `openPrefixes`: null keeps no prefixes.
+   */
+  constructor(
+    source: TextSource,
+    options: EngineOptions,
+    runsItself: boolean,
+    openPrefixes: OpenPrefixes | null = null,
+  ) {
     const { model, config, tokenizer } = source;
     this.#source = source;
     this.#runsItself = runsItself;
@@ -87,7 +89,8 @@ export class BatchEngine implements Engine {
     const needed = maxBatch * this.#cache.mostBytes(maxContext, tile);
     const free = model.device.freeBytes();
     this.#slack = Math.max(POOL_SLACK, model.device.kind === 'cuda' ? GPU_SLACK * free : 0);
-    const { cacheBytes = Math.min(needed, free / 2), prefixCacheBytes = Math.min(GIB, free / 4) } = options;
+    const { cacheBytes = Math.min(needed, free / 2) } = options;
+    const { prefixCacheBytes = openPrefixes ? Math.min(GIB, free / 4) : 0 } = options;
     this.maxBatch = maxBatch;
     this.maxTokens = longestWithin(cacheBytes, maxContext, (length) => this.#cache.mostBytes(length, tile));
     if (this.maxTokens < 2)
@@ -97,24 +100,16 @@ export class BatchEngine implements Engine {
       throw new UsageError(
         'the engine keeps pages of prefixes, which the reference kernels do not write: unset NSA_FORCE_PARITY',
       );
-    this.#prefixes = prefixCacheBytes > 0 ? this.#createPrefixes(prefixCacheBytes, tile, options) : null;
+    const isReading = () =>
+      this.#waiting.length > 0 || this.#running.some(({ isWriting, isLoading }) => !isWriting || isLoading);
+    const places = { model, kernels: this.#kernels, cache: this.#cache, tile, isReading };
+    this.#prefixes = prefixCacheBytes > 0 ? (openPrefixes?.(places, prefixCacheBytes, options) ?? null) : null;
     if (!this.#prefixes && options.prefixCacheDir !== undefined)
       throw new UsageError('prefixCacheDir: needs memory for prefixes; raise prefixCacheBytes (--prefix-cache-gb)');
     const limits = { prefixes: this.#prefixes, tile, maxContext };
     this.#scheduler = new Scheduler({ ...limits, idleTile });
     const parts = { model, kernels: this.#kernels, cache: this.#cache, scheduler: this.#scheduler };
     this.#executor = new Executor({ ...limits, ...parts, vocabulary });
-  }
-
-  #createPrefixes(bytes: number, tile: number, options: EngineOptions): PrefixCache {
-    const block = prefixBlock(this.#cache, tile);
-    const { prefixCacheDir, prefixCacheDirBytes = 16 * GIB } = options;
-    if (prefixCacheDir === undefined) return new PrefixCache(this.#cache, block, bytes);
-    const files = new PrefixFiles(prefixCacheDir, prefixCacheDirBytes);
-    const fingerprint = modelFingerprint(this.#source.model, this.#cache, [block, this.#kernels]);
-    const isReading = () =>
-      this.#waiting.length > 0 || this.#running.some(({ isWriting, isLoading }) => !isWriting || isLoading);
-    return new PrefixCache(this.#cache, block, bytes, { files, fingerprint, isReading });
   }
 
   get failure(): string | null {
@@ -245,7 +240,7 @@ export class BatchEngine implements Engine {
 
   /** Steps until no request is left. */
   async #run(): Promise<void> {
-    await setImmediate(); // requests that are submitted together start together
+    await turn(); // requests that are submitted together start together
     while (this.#waiting.length + this.#running.length > 0 || this.#executor.launched) await this.advance();
     this.#loop = null;
   }
@@ -258,7 +253,7 @@ export class BatchEngine implements Engine {
       this.#fail(error);
     }
     const isIdle = this.#running.length > 0 && this.#running.every(({ isLoading }) => isLoading);
-    await (isIdle ? new Promise<void>((resolve) => (this.#wake = resolve)) : setImmediate());
+    await (isIdle ? new Promise<void>((resolve) => (this.#wake = resolve)) : turn());
   }
 
   #fail(error: unknown): void {
@@ -352,7 +347,7 @@ export class BatchEngine implements Engine {
       const logits = await prefixes.loadLogits(keys, length, this.#limits.vocabulary);
       if (logits && isWanted()) {
         sequence.beginWith(logits);
-        await setImmediate(); // the token leaves before files are opened
+        await turn(); // the token leaves before files are opened
       }
       if (isWanted()) await prefixes.load(keys, length, pages, isWanted);
     } catch (error) {

@@ -4,9 +4,10 @@ import { createTokenizer } from '../../data/tokenizer.js';
 import { EmulatedCuda } from '../../testing/emulated-cuda.js';
 import { Conversation } from '../chat.js';
 import { DeviceDecoder } from '../device-decoder.js';
-import { type GenerateOptions, type Generation, generate, generateAll } from '../generate.js';
+import { generate, generateAll } from '../generate.js';
 import { tinyConfig, tinyModel } from '../testing/tiny-model.js';
-import { createEngine } from './engine.js';
+import type { GenerateOptions, Generation } from '../texts.js';
+import { createEngine } from './create.js';
 import { UnusableLogits } from './sampler.js';
 
 const config = tinyConfig({

@@ -3,7 +3,8 @@
  * not depend on how its text was cut.
  */
 import { describe, expect, it } from 'vitest';
-import { type AnswerForm, templateForm } from '../../data/answer-form.js';
+import type { AnswerForm } from '../../data/answer-form.js';
+import { templateForm } from '../../data/template-form.js';
 import { TEMPLATES } from '../../data/testing/chat-templates.js';
 import { createTokenizer, type Tokenizer } from '../../data/tokenizer.js';
 import { UsageError } from '../../errors.js';

@@ -1,4 +1,5 @@
 /** Calls of tools as a grammar: the form is that of the chat template, the arguments are documents of the tools' schemas. */
+import { byteString, utf8 } from '../../bytes.js';
 import { type AnswerForm, type CallForm, ID_LENGTH, REASONING, type WithIds } from '../../data/answer-form.js';
 import { UsageError } from '../../errors.js';
 import { GrammarBuilder, type Node } from './grammar.js';
@@ -134,7 +135,7 @@ function named<T>(place: string, work: () => T): T {
 }
 
 function bytesOf(text: string): string {
-  return Buffer.from(text, 'utf8').toString('latin1');
+  return byteString(utf8(text));
 }
 
 /** All literal texts of a form: a special token is a part of a call only where one of them holds it. */

@@ -2,6 +2,7 @@
  * Regular expressions of `pattern`: literals, classes, groups, alternatives, quantifiers, and the anchors ^ and $ around a
  * whole alternative. The expression describes the text; the nodes read the text as it stands in a JSON string.
  */
+import { utf8 } from '../../bytes.js';
 import { UsageError } from '../../errors.js';
 import type { GrammarBuilder, Node } from './grammar.js';
 
@@ -273,7 +274,7 @@ class PatternNodes {
         this.#utf8(from, to, limit + 1, high);
         return;
       }
-    const [first, last] = [utf8(low), utf8(high)];
+    const [first, last] = [utf8(String.fromCodePoint(low)), utf8(String.fromCodePoint(high))];
     // All but the last `rest` bytes are equal, or the last bytes of both ends are the outermost ones.
     for (let rest = 1; rest < first.length; rest++) {
       const mask = 2 ** (6 * rest) - 1;
@@ -296,8 +297,4 @@ class PatternNodes {
       at = next;
     }
   }
-}
-
-function utf8(codePoint: number): Buffer {
-  return Buffer.from(String.fromCodePoint(codePoint), 'utf8');
 }

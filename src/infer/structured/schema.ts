@@ -1,4 +1,5 @@
 /** JSON schemas as grammars. A keyword that is not supported is an error; none is ignored but annotations. */
+import { byteString, utf8 } from '../../bytes.js';
 import { UsageError } from '../../errors.js';
 import { GrammarBuilder, type Node } from './grammar.js';
 import { NumberMachine } from './number.js';
@@ -486,5 +487,5 @@ function isOfType(value: unknown, type: Type): boolean {
 }
 
 function bytesOf(text: string): string {
-  return Buffer.from(text, 'utf8').toString('latin1');
+  return byteString(utf8(text));
 }

@@ -1,8 +1,9 @@
 /** Structured output: response formats, compiled once and kept, as token masks. */
-import { createHash } from 'node:crypto';
+import { areSameBytes, byteString, bytesOfString, joinBytes, utf8 } from '../../bytes.js';
 import { type AnswerForm, REASONING } from '../../data/answer-form.js';
 import type { Tokenizer } from '../../data/tokenizer.js';
 import { UsageError } from '../../errors.js';
+import { sha256 } from '../../sha256.js';
 import { closing, compileCalls, latin1Form, literalsOf, type ToolCalls } from './calls.js';
 import { FreeMask } from './free-mask.js';
 import { GrammarBuilder } from './grammar.js';
@@ -74,10 +75,10 @@ export class StructuredOutput {
   check(format: ResponseFormat, budget: number): void {
     const { whole, closed, opened } = this.#compiled(format);
     if (opened) return; // a free text fits in any case
-    const close = Buffer.from((closed ?? whole).root.close ?? '', 'latin1');
-    const tokens = Array.from(this.#tokenizer.encode(close.toString('utf8')));
+    const close = bytesOfString((closed ?? whole).root.close ?? '');
+    const tokens = Array.from(this.#tokenizer.encode(new TextDecoder('utf-8', { ignoreBOM: true }).decode(close)));
     const pieces = tokens.map((token) => this.#tokenizer.tokenBytes?.(token) ?? new Uint8Array());
-    if (tokens.length > budget || !Buffer.concat(pieces).equals(close)) this.mask(format, budget);
+    if (tokens.length > budget || !areSameBytes(joinBytes(pieces), close)) this.mask(format, budget);
   }
 
   #maskOf({ whole, closed, opened, form, inner: grammarInner, specials }: CompiledFormat, budget: number): FormatMask {
@@ -103,15 +104,14 @@ export class StructuredOutput {
     const { tokenBytes, decode, separator } = this.#tokenizer;
     const specials = new Map<number, string>();
     for (let token = 0; token < this.#vocabulary; token++)
-      if (token !== separator && tokenBytes?.(token) === null)
-        specials.set(token, Buffer.from(decode([token]), 'utf8').toString('latin1'));
+      if (token !== separator && tokenBytes?.(token) === null) specials.set(token, byteString(utf8(decode([token]))));
     this.#specials = specials;
     return specials;
   }
 
   #compiled(format: ResponseFormat): CompiledFormat {
     const text = textOf(format);
-    const key = text.length > LONG_KEY ? createHash('sha256').update(text).digest('hex') : text;
+    const key = text.length > LONG_KEY ? sha256(text) : text;
     const compiled = this.#formats.get(key) ?? this.#compile(format);
     // The least recently used format is the first of the map.
     this.#formats.delete(key);
@@ -153,7 +153,7 @@ export class StructuredOutput {
 
   /** Special tokens that are a part of these texts or end reasoning, but for those that end a text. */
   #specialsIn(texts: readonly string[]): ReadonlyMap<number, string> {
-    const all = [...texts, REASONING.close].map((text) => Buffer.from(text, 'utf8').toString('latin1'));
+    const all = [...texts, REASONING.close].map((text) => byteString(utf8(text)));
     const isPart = (text: string) => text !== '' && all.some((one) => one.includes(text));
     const found = [...this.#specialTexts()].filter(([token, text]) => !this.#endTokens.includes(token) && isPart(text));
     return new Map(found);

@@ -1,4 +1,5 @@
 /** The inside of a JSON string: UTF-8 without control characters, escapes, a number of code points, excluded texts. */
+import { utf8 } from '../../bytes.js';
 import type { Machine, MachineState } from './grammar.js';
 
 /** Where inside a character the text is. */
@@ -74,7 +75,7 @@ class ExcludedTexts {
   constructor(texts: readonly string[]) {
     for (const text of texts) {
       let at = 0;
-      for (const byte of Buffer.from(text, 'utf8')) {
+      for (const byte of utf8(text)) {
         let to = this.#children[at].get(byte);
         if (to === undefined) {
           to = this.#children.length;

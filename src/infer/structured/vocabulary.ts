@@ -1,4 +1,5 @@
 /** The tokens of a vocabulary as byte strings in a tree, to find those that a grammar allows. */
+import { byteString } from '../../bytes.js';
 import type { Tokenizer } from '../../data/tokenizer.js';
 import { UsageError } from '../../errors.js';
 
@@ -107,7 +108,7 @@ export function createTokenTree(tokenizer: Tokenizer, vocabulary: number): Token
   return new TokenTree(
     Array.from({ length: vocabulary }, (_, token) => {
       const bytes = tokenBytes(token);
-      return bytes && Buffer.from(bytes).toString('latin1');
+      return bytes && byteString(bytes);
     }),
   );
 }

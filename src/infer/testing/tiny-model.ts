@@ -5,7 +5,7 @@ import type { Device } from '../../device/device.js';
 import { LanguageModel } from '../../model/language-model.js';
 import { type ComputeDtype, modelShape } from '../../model/shape.js';
 import { saveCheckpoint } from '../../run/checkpoint/save.js';
-import { modelTensors } from '../../run/safetensors.js';
+import { modelTensors } from '../../run/tensor-source.js';
 import type { Tape } from '../../tensor/tape.js';
 import type { Tensor } from '../../tensor/tensor.js';
 import { cpu } from '../../testing/devices.js';

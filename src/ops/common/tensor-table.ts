@@ -3,6 +3,7 @@
  * for each block of threads. Both are uploaded only when they change, so a training step in steady state uploads
  * nothing.
  */
+import { areSameBytes } from '../../bytes.js';
 import type { Device } from '../../device/device.js';
 import { Tensor } from '../../tensor/tensor.js';
 
@@ -45,7 +46,7 @@ export class TensorTable {
 
   update(rows: readonly TableRow[]): void {
     const content = encode(rows);
-    if (this.#records && Buffer.compare(content, this.#content) === 0) return;
+    if (this.#records && areSameBytes(content, this.#content)) return;
     this.free();
     this.#content = content;
     const counts = rows.map(({ size }) => Math.ceil(size / PIECE));

@@ -7,16 +7,8 @@ import { createHash } from 'node:crypto';
 import { closeSync } from 'node:fs';
 import { basename, dirname, join, resolve } from 'node:path';
 import { TrefoilError, UsageError } from '../../errors.js';
-import {
-  fileError,
-  isPlainObject,
-  leftBehind,
-  namesIn,
-  openRegularFile,
-  readFully,
-  readText,
-  statOrUndefined,
-} from '../../files.js';
+import { fileError, leftBehind, namesIn, openRegularFile, readFully, readText, statOrUndefined } from '../../files.js';
+import { isPlainObject } from '../../json-values.js';
 
 /** The format of a checkpoint. Raise it with every change that older code would misread; other formats are refused. */
 export const FORMAT_VERSION = 1;

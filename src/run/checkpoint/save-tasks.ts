@@ -1,6 +1,6 @@
 /** The work of the thread that saves checkpoints (save-thread.ts): what it is told, what it does, and what it answers. */
 import type { MessagePort } from 'node:worker_threads';
-import type { TensorToWrite } from '../safetensors.js';
+import type { TensorToWrite } from '../tensor-source.js';
 import { type SavedCheckpoint, SaveFailed, type SaveOptions, saveCheckpoint } from './save.js';
 
 /** A tensor of f32 in the copy. */

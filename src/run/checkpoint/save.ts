@@ -15,7 +15,8 @@ import {
   writeFileAtomic,
   writeFully,
 } from '../../files.js';
-import { type TensorToWrite, writeSafetensors } from '../safetensors.js';
+import { writeSafetensors } from '../safetensors.js';
+import type { TensorToWrite } from '../tensor-source.js';
 import { trefoilVersion } from '../version.js';
 import {
   CHECKPOINT_FILES,

@@ -6,7 +6,7 @@ import { UsageError } from '../../../errors.js';
 import { requireChatTemplate } from '../../chat.js';
 import { absorb, Purpose } from '../../hash.js';
 import type { OpenOptions } from '../../loader.js';
-import type { NumberedSource } from '../../pipeline/numbered-source.js';
+import type { NumberedSource } from '../../pipeline/generated-source.js';
 import type { Tokenizer } from '../../tokenizer.js';
 import { readBytes } from '../bytes.js';
 import { resolveFiles } from '../files.js';

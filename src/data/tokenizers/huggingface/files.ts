@@ -3,7 +3,8 @@ import { existsSync } from 'node:fs';
 import { dirname, join } from 'node:path';
 import { z } from 'zod';
 import { UsageError } from '../../../errors.js';
-import { isShallow, readText } from '../../../files.js';
+import { readText } from '../../../files.js';
+import { isShallow } from '../../../json-values.js';
 import { Step } from './step.js';
 
 /** Files beside tokenizer.json that belong to the tokenizer, and are copied with it. */

@@ -2,8 +2,8 @@
  * Brings prefixes from files to the device: pieces are read by the threads of the runtime, and copied to the device while the
  * next ones are read. The device verifies a file before a sequence is continued with it.
  */
-import type { Device } from '../../../device/device.js';
-import { type HostMemory, hostMemory } from '../../../device/host-memory.js';
+import type { Device, HostMemory } from '../../../device/device.js';
+import { hostMemory } from '../../../device/host-memory.js';
 import type { CachedSequence, DecodeCache } from '../../../model/cache.js';
 import { checksums } from '../../../ops/checksum/op.js';
 import { Tensor } from '../../../tensor/tensor.js';

@@ -1,4 +1,5 @@
 import { describe, expect, it } from 'vitest';
+import { sourceConstants } from '../../../device/cuda/testing/source-constants.js';
 import {
   batchRefusal,
   type FusedShape,
@@ -7,6 +8,7 @@ import {
   gatherShared,
   headsRefusal,
   mayUseOuter,
+  PLANNED,
   packedTileBytes,
   planBatch,
   rowLanes,
@@ -277,4 +279,12 @@ describe('refusals', () => {
     expect(refusal(2 ** 26, 2 ** 16)).toBe('67108864 tokens: queries and choices of a batch are counted in 32 bits');
     expect(refusal(2 ** 22, 2 ** 22)).toContain('bitmap does not fit');
   });
+});
+
+it('has the constants of the sources', () => {
+  const { CMP_CHUNK: _, ...planned } = PLANNED;
+  const names = Object.keys(planned) as (keyof typeof planned)[];
+  expect(sourceConstants(new URL('./plan.cuh', import.meta.url), names)).toEqual(planned);
+  const { CMP_CHUNK } = sourceConstants(new URL('./compressed.cu', import.meta.url), ['CMP_CHUNK']);
+  expect(CMP_CHUNK).toBe(PLANNED.CMP_CHUNK);
 });

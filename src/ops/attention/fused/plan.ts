@@ -3,7 +3,6 @@
  * of buffers and grids. The kernels export the same numbers (EXPORT); a test on the GPU compares them.
  */
 import type { KernelMacros } from '../../../device/cuda/runtime.js';
-import { sourceConstants } from '../../../device/cuda/source-constants.js';
 import { compressedCount } from '../../common/sequences.js';
 import { type HeadShape, type SparseShape, selectionRefusal } from '../shape.js';
 
@@ -40,13 +39,16 @@ const POOLING_BYTES = TILE * (72 + 8) * 4;
 const SHARES_BYTES = 2 * 128 * 32 * 4;
 const LARGEST_INT = 2 ** 31 - 1;
 
-/** The sources define these. KV-outer's ring has a place for `LAG + SLACK` stretches. */
-const PLANNED = ['OUTER_CHUNK', 'SEL_CHUNK', 'LAG', 'SLACK', 'MAX_STRETCHES'] as const;
-const { OUTER_CHUNK, SEL_CHUNK, LAG, SLACK, MAX_STRETCHES } = sourceConstants(
-  new URL('./plan.cuh', import.meta.url),
-  PLANNED,
-);
-const { CMP_CHUNK } = sourceConstants(new URL('./compressed.cu', import.meta.url), ['CMP_CHUNK']);
+/** As in plan.cuh and compressed.cu: a test compares them. KV-outer's ring has a place for `LAG + SLACK` stretches. */
+export const PLANNED = {
+  OUTER_CHUNK: 128,
+  SEL_CHUNK: 512,
+  LAG: 2,
+  SLACK: 2,
+  MAX_STRETCHES: 128,
+  CMP_CHUNK: 512,
+} as const;
+const { OUTER_CHUNK, SEL_CHUNK, LAG, SLACK, MAX_STRETCHES, CMP_CHUNK } = PLANNED;
 /** Blocks of a token that are never part of a partial result: they are forced. */
 const FORCED = 3;
 

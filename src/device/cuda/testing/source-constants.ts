@@ -1,4 +1,4 @@
-/** Numbers that CUDA sources define, for code that counts memory without a GPU. */
+/** Numbers that CUDA sources define, for tests that compare those of TypeScript with them. */
 import { readFileSync } from 'node:fs';
 
 /** The values of `#define NAME 1` and `constexpr int NAME = 1` in a source, by name. Throws if one is not there as a number. */

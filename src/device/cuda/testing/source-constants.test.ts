@@ -1,7 +1,7 @@
 import { expect, it } from 'vitest';
 import { sourceConstants } from './source-constants.js';
 
-const source = new URL('../../ops/attention/fused/plan.cuh', import.meta.url);
+const source = new URL('../../../ops/attention/fused/plan.cuh', import.meta.url);
 
 it('reads macros and constants', () => {
   expect(sourceConstants(source, ['LAG', 'MAX_STRETCHES'])).toEqual({ LAG: 2, MAX_STRETCHES: 128 });

@@ -1,0 +1,31 @@
+/** configs/quickstart.yaml as an object, for a page, which has no files. A test compares the two. */
+export const STORY_CONFIG = {
+  model: {
+    dim: 96,
+    n_layers: 2,
+    n_heads: 3,
+    n_kv_groups: 3,
+    d_k: 32,
+    d_v: 32,
+    mlp: 'swiglu',
+    mlp_ratio: 2,
+    tie_embeddings: true,
+    rope_scale: 1e9,
+  },
+  nsa: { l: 16, d: 8, l_sel: 16, n_sel: 6, w: 4, gate: 'sigmoid' },
+  data: { source: 'stories', tokenizer: 'stories', stories_drills: 2400, val_fraction: 0.05, report_docs: 0 },
+  runtime: { device: 'cpu', precision: 'fp32' },
+  train: {
+    steps: 2000,
+    seq_len: 512,
+    batch_size: 4,
+    lr: 3e-3,
+    warmup_steps: 30,
+    weight_decay: 0.01,
+    log_every: 20,
+    eval_every: 500,
+    eval_batches: 8,
+    save_every: 250,
+    out_dir: 'artifacts/quickstart',
+  },
+} as const;

@@ -1,0 +1,174 @@
+/**
+ * The page that trains in a tab (examples/browser), in Chromium: with threads and without, both themes, two widths. Its weights
+ * after some steps are those of native kernels, byte for byte. Skipped by name where there is no Chromium.
+ */
+import { execFileSync } from 'node:child_process';
+import { existsSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { createRequire } from 'node:module';
+import { tmpdir } from 'node:os';
+import { delimiter, join } from 'node:path';
+import { pathToFileURL } from 'node:url';
+import { gzipSync } from 'node:zlib';
+import { type Browser, chromium, type Page } from 'playwright-core';
+import { afterAll, beforeAll, expect, it } from 'vitest';
+import { STORY_CONFIG } from '../examples/browser/story-config.js';
+import { createModel, parseConfig, saveModel } from '../src/browser/model.js';
+import { openBatches, Training } from '../src/browser/training.js';
+import { readConfig } from '../src/config/load.js';
+import { serveTab, type TabServer } from '../src/dashboard/tab-server.js';
+import { root } from '../src/testing/cli.js';
+import { cpu, describeUnless } from '../src/testing/devices.js';
+
+/** Longer than a busy machine takes for anything. */
+const PATIENCE_MS = 600_000;
+const STEPS = 3;
+/** Bytes of the page with one file of kernels, compressed. */
+const MAX_DOWNLOAD = 350_000;
+
+const NAMES = ['chromium', 'chromium-browser', 'google-chrome'];
+const executablePath = (process.env['PATH'] ?? '')
+  .split(delimiter)
+  .flatMap((folder) => NAMES.map((name) => join(folder, name)))
+  .find((path) => existsSync(path));
+const absence = executablePath === undefined ? 'no Chromium (Debian: apt-get install chromium)' : null;
+const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
+
+let folder: string;
+let browser: Browser;
+let isolated: TabServer;
+let plain: TabServer;
+
+const open = async (address: string, width: number, colorScheme: 'light' | 'dark'): Promise<Page> => {
+  const page = await browser.newPage({ viewport: { width, height: 900 }, colorScheme });
+  page.setDefaultTimeout(PATIENCE_MS);
+  page.on('pageerror', (error) => expect.fail(error.message));
+  await page.goto(address);
+  await page.locator('.tab-status', { hasText: 'Ready' }).waitFor();
+  return page;
+};
+
+/** Saves the model of the page; returns the two files. */
+async function saved(page: Page): Promise<{ readonly weights: string; readonly config: string }> {
+  const paths = new Map<string, string>();
+  const done = new Promise<void>((resolve) => {
+    page.on('download', async (download) => {
+      const path = join(folder, download.suggestedFilename());
+      await download.saveAs(path);
+      paths.set(download.suggestedFilename(), path);
+      if (paths.size === 2) resolve();
+    });
+  });
+  await page.getByRole('button', { name: 'Save the model' }).click();
+  await done;
+  return { weights: paths.get('model.safetensors')!, config: paths.get('config.json')! };
+}
+
+/** The page is not wider than the window, and axe finds nothing serious. */
+async function expectFit(page: Page, width: number): Promise<void> {
+  const what = `${width} px`;
+  expect(await page.evaluate<number>('document.documentElement.scrollWidth'), what).toBeLessThanOrEqual(width);
+  await page.evaluate(axe);
+  type Violation = { id: string; impact: string; nodes: { html: string; failureSummary: string }[] };
+  const serious = await page.evaluate(async () => {
+    const checker = (globalThis as unknown as { axe: { run(): Promise<{ violations: Violation[] }> } }).axe;
+    const { violations } = await checker.run();
+    return violations
+      .filter(({ impact }) => impact === 'serious' || impact === 'critical')
+      .map(({ id, nodes }) => `${id}: ${nodes[0].html.slice(0, 200)} ${nodes[0].failureSummary}`);
+  });
+  expect(serious, what).toEqual([]);
+}
+
+/** The weights that native kernels give after the same steps. */
+async function nativeWeights(): Promise<Buffer> {
+  const config = parseConfig({ ...STORY_CONFIG, train: { ...STORY_CONFIG.train, steps: STEPS } });
+  const source = createModel(cpu(), config);
+  const training = new Training({ model: source.model, config, batches: openBatches(config, source.tokenizer) });
+  while (training.step());
+  training.free();
+  const { weights } = saveModel(source, STEPS);
+  source.free();
+  return Buffer.from(await weights.arrayBuffer());
+}
+
+it('trains the config quickstart', () => {
+  expect(parseConfig(STORY_CONFIG)).toEqual(readConfig('quickstart'));
+});
+
+describeUnless(absence, 'the page', () => {
+  beforeAll(async () => {
+    folder = mkdtempSync(join(tmpdir(), 'trefoil-tab-'));
+    execFileSync(process.execPath, [join(root, 'examples/browser/build.mjs'), folder]);
+    const page = pathToFileURL(`${folder}/`);
+    isolated = await serveTab({ host: '127.0.0.1', port: 0, page });
+    plain = await serveTab({ host: '127.0.0.1', port: 0, page, isIsolated: false });
+    browser = await chromium.launch({ executablePath: executablePath!, args: ['--no-sandbox'], timeout: PATIENCE_MS });
+  });
+  afterAll(async () => {
+    await browser?.close();
+    await isolated?.close();
+    await plain?.close();
+    rmSync(folder, { recursive: true, force: true });
+  });
+
+  it('is small', () => {
+    const files = ['index.html', 'page.js', 'worker.js', 'page.css', 'favicon.svg', 'kernels-fma.wasm', 'kernels.json'];
+    const bytes = files.map((name) => gzipSync(readFileSync(join(folder, name)), { level: 9 }).length);
+    expect(bytes.reduce((sum, one) => sum + one, 0)).toBeLessThanOrEqual(MAX_DOWNLOAD);
+  });
+
+  it('trains with threads, to the bits of native kernels; draws, asks and saves', async () => {
+    const page = await open(`${isolated.url}/?steps=${STEPS}&threads=2`, 1400, 'light');
+    try {
+      const foreign: string[] = [];
+      page.on('request', (request) => {
+        if (!request.url().startsWith(isolated.url) && !request.url().startsWith('blob:')) foreign.push(request.url());
+      });
+      expect(await page.locator('.tab-status').textContent()).toContain('2 threads, kernels-fma.wasm, the same bits');
+      await page.getByRole('button', { name: 'Train' }).press('Enter');
+      await page.getByRole('button', { name: 'Trained' }).waitFor();
+      await page.getByText(`step ${STEPS} of ${STEPS}`).waitFor();
+      await page.locator('.chart canvas').first().waitFor();
+      await page.getByRole('button', { name: 'Ask a question' }).click();
+      await page.locator('.reader .text .block.read').first().waitFor();
+      await page.getByText('The model says').waitFor();
+      await expectFit(page, 1400);
+      const { weights } = await saved(page);
+      expect(readFileSync(weights).equals(await nativeWeights())).toBe(true);
+      expect(foreign).toEqual([]);
+    } finally {
+      await page.close();
+    }
+  });
+
+  it('without isolation has one thread, and runs a model that is dropped on it', async () => {
+    const page = await open(`${plain.url}/?steps=1`, 400, 'dark');
+    try {
+      expect(await page.locator('.tab-status').textContent()).toContain('1 thread (more where');
+      const files = await saved(page); // untrained
+      await page.locator('input[type=file]').setInputFiles([files.config]);
+      await page.getByText('a model is two files').waitFor();
+      await page.locator('input[type=file]').setInputFiles([files.config, files.weights]);
+      await page.getByText('parameters, trained for').waitFor();
+      await page.getByRole('button', { name: 'Write' }).click();
+      await expect.poll(async () => (await page.locator('.tab-story').textContent())?.length).toBeGreaterThan(40);
+      await page.getByRole('button', { name: 'Stop' }).click();
+      await page.getByRole('button', { name: 'Write' }).waitFor();
+      await page.getByRole('button', { name: 'Ask a question' }).click();
+      await page.locator('.reader').waitFor();
+      await expectFit(page, 400);
+      // A model that 4 GiB do not hold: one line, and the page goes on.
+      const config = JSON.parse(readFileSync(files.config, 'utf8'));
+      const large = join(folder, 'large.json');
+      writeFileSync(large, JSON.stringify({ ...config, model: { ...config.model, dim: 12_288, n_layers: 40 } }));
+      await page.locator('input[type=file]').setInputFiles([large, files.weights]);
+      await page.getByRole('alert').filter({ hasText: 'out of memory' }).waitFor();
+      expect(await page.getByRole('alert').textContent()).toMatch(/4096 MiB in all.*use a smaller model/);
+      await page.getByRole('button', { name: 'Ask another question' }).click();
+      await page.getByRole('alert').waitFor({ state: 'detached' });
+      await page.getByText('The model says').waitFor();
+    } finally {
+      await page.close();
+    }
+  });
+});
