@@ -1,7 +1,6 @@
 /** The CPU as a device: native memory, and C++ kernels called through FFI. */
 import { availableParallelism, cpus, freemem } from 'node:os';
 import { join } from 'node:path';
-import { fileURLToPath } from 'node:url';
 import { OutOfMemory, UsageError } from '../../errors.js';
 import {
   type Addressable,
@@ -21,6 +20,7 @@ import koffi from '../koffi.js';
 import { MemoryPool } from '../pool.js';
 import { type CompilerOptions, defaultCompilerOptions, KernelCompiler } from './compile.js';
 import { type LaunchList, LaunchRecorder } from './launch-list.js';
+import { CPU_FOLDER } from './sources.js';
 
 const FFI_TYPES: Record<ArgumentKind, string> = {
   ptr: 'void *',
@@ -63,7 +63,7 @@ export class CpuDevice implements HostDevice {
     this.name = cpus()[0]?.model.trim() ?? process.arch;
     const { compiler = defaultCompilerOptions(process.env) } = options;
     this.compiler = compiler instanceof KernelCompiler ? compiler : new KernelCompiler(compiler);
-    const source = join(fileURLToPath(new URL('.', import.meta.url)), 'runtime.cpp');
+    const source = join(CPU_FOLDER, 'runtime.cpp');
     // Global symbols: all kernel libraries use the thread pool and scratch memory of this library.
     const library = load(this.compiler.library(source), { global: true });
     this.#runtime = {
@@ -160,7 +160,7 @@ export class CpuDevice implements HostDevice {
 
   /** The compiler, or the cache of one that is not here. */
   get kernelSource(): KernelSource {
-    return { kind: 'native', isFused: this.#runtime.isFused() === 1, ...this.compiler.source };
+    return { isFused: this.#runtime.isFused() === 1, ...this.compiler.source };
   }
 
   /** Scratch memory of the kernels, over all threads. */
