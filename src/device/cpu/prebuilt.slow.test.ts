@@ -137,7 +137,7 @@ describe.skipIf(!(platform in PLATFORMS))('a prebuilt library', () => {
     const bytes = readFileSync(library);
     writeFileSync(library, bytes.subarray(0, bytes.length / 2));
     expect((await use()).warning).toContain('kernels.so is damaged');
-    // What the system refuses: here a library that is none.
+    // The system refuses to load it.
     writeFileSync(library, 'no library');
     write({ sha256: createHash('sha256').update('no library').digest('hex') });
     expect((await use()).warning).toMatch(/^[^\n]*@trefoil\/\S+ is ignored: [^\n]+$/);

@@ -25,10 +25,10 @@ export interface PrebuiltKernels {
 
 /** kernels.json beside the library. */
 export interface PrebuiltManifest {
-  /** Of the sources and flags. */
+  /** The hash of the sources and flags. */
   readonly key: string;
   readonly compiler: string;
-  /** Of the library: a damaged one is not loaded. */
+  /** The hash of the library: a damaged one is not loaded. */
   readonly sha256: string;
 }
 
