@@ -103,7 +103,7 @@ async function buildWasm() {
   writeFileSync(join(folder, 'kernels.json'), `${JSON.stringify({ key: sourcesKey(), compiler }, null, 2)}\n`);
 }
 
-/** Runs zig with a cache of its own, so that nothing else decides about the result. */
+/** Most of the time goes to zig's libc++, which ZIG_GLOBAL_CACHE_DIR keeps. */
 async function buildLibrary(platform) {
   const { prebuiltFlags, prebuiltKey } = await import('../dist/device/cpu/prebuilt.js');
   const packages = join(root, 'packages', 'zig', 'node_modules', '@zigc');
@@ -113,9 +113,9 @@ async function buildLibrary(platform) {
   const work = mkdtempSync(join(tmpdir(), 'trefoil-kernels-'));
   try {
     const env = {
+      ZIG_GLOBAL_CACHE_DIR: join(work, 'global'),
       ...process.env,
       ...(process.env.ZIG ? {} : { ZIG_LIB_DIR: join(packages, 'lib') }),
-      ZIG_GLOBAL_CACHE_DIR: join(work, 'global'),
       ZIG_LOCAL_CACHE_DIR: join(work, 'local'),
     };
     const run = (words) => promisify(execFile)(zig, words, { cwd: join(root, 'dist'), env, maxBuffer: 2 ** 26 });
