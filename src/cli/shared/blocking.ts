@@ -1,6 +1,6 @@
 /** Work that blocks the event loop for long: kernels, and loops over them. */
 import { isMainThread } from 'node:worker_threads';
-import { type CompilerOptions, defaultCompilerOptions } from '../../device/cpu/compile.js';
+import { defaultCompilerOptions, type KernelCompiler } from '../../device/cpu/compile.js';
 import { endWithin as endOnDeadline, endOnSignals } from '../../device/cpu/end-on-signals.js';
 import { chooseKernels } from '../../device/kernel-choice.js';
 import { UsageError } from '../../errors.js';
@@ -30,22 +30,23 @@ export function runBlocking<Result>(work: () => Result): Result {
 
 /** After SIGINT or SIGTERM the process has `seconds` to end; then it prints `line` and ends, whatever its threads do. */
 export function endWithin(seconds: number, line: string): void {
-  fromNative((options) => endOnDeadline(seconds, line, options));
+  fromNative((compiler) => endOnDeadline(seconds, line, compiler));
 }
 
 function endQuickly(): () => () => void {
   if (!isMainThread) return () => () => {}; // signals belong to the main thread
   const texts = { SIGINT: endLine('interrupted'), SIGTERM: endLine('ended by SIGTERM') };
   // Without native code the default action ends the process as fast, without a line.
-  return fromNative((options) => endOnSignals(texts, options)) ?? (() => () => {});
+  return fromNative((compiler) => endOnSignals(texts, compiler)) ?? (() => () => {});
 }
 
 /** Null without native kernels. */
-function fromNative<Result>(work: (options: CompilerOptions) => Result): Result | null {
+function fromNative<Result>(work: (compiler: KernelCompiler) => Result): Result | null {
   const options = { ...defaultCompilerOptions(process.env), progress: new CompileProgressLine(process.stderr) };
-  if (chooseKernels(process.env).kind === 'wasm') return null;
+  const { kind, compiler } = chooseKernels(process.env, options);
+  if (kind === 'wasm') return null;
   try {
-    return work(options);
+    return work(compiler);
   } catch (error) {
     if (!(error instanceof UsageError)) throw error;
     return null;

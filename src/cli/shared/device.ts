@@ -1,6 +1,6 @@
 /** Opens the devices that a command requests. */
 import type { Config } from '../../config/schema.js';
-import { defaultCompilerOptions, KernelCompiler } from '../../device/cpu/compile.js';
+import { defaultCompilerOptions } from '../../device/cpu/compile.js';
 import { cudaAbsence, gpuCount } from '../../device/cuda/cuda.js';
 import type { Device, DeviceKind } from '../../device/device.js';
 import { chooseKernels } from '../../device/kernel-choice.js';
@@ -69,9 +69,8 @@ export function needsKernel({ model, train }: Pick<Config, 'model' | 'train'>, k
 export async function compileColdKernels(config: Config, env: Io['env']): Promise<void> {
   const { device } = config.runtime;
   if (device === 'cuda' || (device === 'auto' && cudaAbsence() === null)) return;
-  const compiler = new KernelCompiler({ ...defaultCompilerOptions(env), progress });
-  if (chooseKernels(env, compiler).kind === 'wasm') return;
-  if (compiler.isCold) await compiler.compileAll((kernel) => needsKernel(config, kernel));
+  const { kind, compiler } = chooseKernels(env, { ...defaultCompilerOptions(env), progress });
+  if (kind === 'native' && compiler.isCold) await compiler.compileAll((kernel) => needsKernel(config, kernel));
 }
 
 /** Explains the choice of `auto`. */

@@ -4,11 +4,10 @@
  * machines.
  */
 import { type ChildProcess, spawn, spawnSync } from 'node:child_process';
-import { existsSync, readdirSync, readFileSync } from 'node:fs';
+import { readFileSync } from 'node:fs';
 import { availableParallelism } from 'node:os';
-import { dirname, join, relative } from 'node:path';
+import { join } from 'node:path';
 import { text } from 'node:stream/consumers';
-import { fileURLToPath } from 'node:url';
 import type { Environment } from '../../environment.js';
 import { UsageError } from '../../errors.js';
 import type { KernelSource } from '../device.js';
@@ -20,9 +19,8 @@ import {
   kernelKey,
   sourceWithHeaders,
 } from '../kernel-cache.js';
-
-const HERE = dirname(fileURLToPath(import.meta.url));
-const ROOT = join(HERE, '..', '..');
+import type { PrebuiltKernels } from './prebuilt.js';
+import { CPU_FOLDER, kernelName, kernelSources } from './sources.js';
 
 /** How CPU kernels are compiled. */
 export interface CompilerOptions {
@@ -34,6 +32,8 @@ export interface CompilerOptions {
   readonly flags?: readonly string[];
   /** Architecture to generate code for, as in `-march=`; defaults to this machine's processor. */
   readonly target?: string;
+  /** Kernels of this package that need no compiler; others, such as those of a user, are compiled. */
+  readonly prebuilt?: PrebuiltKernels;
   readonly progress?: CompileProgress;
 }
 
@@ -81,15 +81,32 @@ const LEVELS: Readonly<Record<string, readonly string[]>> = {
   'x86-64-v4': ['avx2', 'bmi2', 'fma', 'avx512f', 'avx512bw', 'avx512cd', 'avx512dq', 'avx512vl'],
 };
 
+/** Those that this processor lacks; none where its instruction sets are not known. */
+export function missingSets(target: string): string[] {
+  const sets = new Set(processorIdentity().split(/[\s|]+/));
+  return sets.has('fpu') ? (LEVELS[target] ?? []).filter((name) => !sets.has(name)) : [];
+}
+
 function expectTarget(target: string): string {
   if (!/^[a-z0-9][\w.+-]*$/i.test(target))
     throw new UsageError(`TREFOIL_MARCH: ${JSON.stringify(target)} is not the name of an architecture, as in -march=`);
-  const sets = new Set(processorIdentity().split(/[\s|]+/));
-  const missing = sets.has('fpu') ? (LEVELS[target] ?? []).filter((name) => !sets.has(name)) : [];
+  const missing = missingSets(target);
   if (missing.length > 0)
     throw new UsageError(`TREFOIL_MARCH: ${target} needs ${missing.join(', ')}, which this processor lacks`);
   return target;
 }
+
+/** Flags of every compiler and processor. */
+export const CODE_FLAGS: readonly string[] = [
+  '-std=c++17',
+  '-O3',
+  '-fPIC',
+  '-shared',
+  '-fno-math-errno',
+  '-fno-trapping-math',
+  '-ffp-contract=off', // fused multiply-add only where `multiply_add` in simd.h asks for it, never by the compiler's choice
+  '-pthread',
+];
 
 export function compilerFlags(target?: string): string[] {
   const native = process.arch === 'arm64' ? '-mcpu=native' : '-march=native';
@@ -97,27 +114,7 @@ export function compilerFlags(target?: string): string[] {
     process.platform === 'darwin'
       ? ['-undefined', 'dynamic_lookup'] // the runtime's symbols are resolved at load time
       : ['-Wl,-z,nodelete']; // the pool's threads must not lose their code when Node unloads libraries at exit
-  return [
-    '-std=c++17',
-    '-O3',
-    target === undefined ? native : `-march=${target}`,
-    '-fPIC',
-    '-shared',
-    '-fno-math-errno',
-    '-fno-trapping-math',
-    '-ffp-contract=off', // fused multiply-add only where `multiply_add` in simd.h asks for it, never by the compiler's choice
-    '-pthread',
-    ...link,
-  ];
-}
-
-/** The sources of all CPU kernels; none if this file was bundled into another program, away from them. */
-function kernelSources(): string[] {
-  const runtime = join(HERE, 'runtime.cpp');
-  if (!existsSync(runtime)) return [];
-  const names = readdirSync(ROOT, { recursive: true, encoding: 'utf8' });
-  const kernels = names.filter((name) => /(^|[\\/])cpu\.cpp$/.test(name) && !/[\\/]testing[\\/]/.test(name)).sort();
-  return [runtime, ...kernels.map((name) => join(ROOT, name))];
+  return [...CODE_FLAGS, target === undefined ? native : `-march=${target}`, ...link];
 }
 
 /** How a compiler process ended. */
@@ -163,6 +160,8 @@ export class KernelCompiler {
 
   /** The path of the shared library of `source`: from the cache, or compiled. Without a compiler any cached one will do. */
   library(source: string): string {
+    const { prebuilt } = this.#options;
+    if (prebuilt?.sources.has(source)) return prebuilt.path;
     const key = this.#key(source);
     const found = this.#cache.find(key, this.#identity());
     if (found !== null) return found;
@@ -188,9 +187,11 @@ export class KernelCompiler {
   }
 
   /** The compiler of the kernels, and for which processor. The hash is that of the runtime, which all kernels need. */
-  get source(): Pick<KernelSource, 'name' | 'hash'> {
+  get source(): Omit<KernelSource, 'isFused'> {
+    const { prebuilt } = this.#options;
+    if (prebuilt) return { kind: 'prebuilt', name: `${prebuilt.compiler} in ${prebuilt.name}`, hash: prebuilt.key };
     const name = `${this.#identity() ?? 'the cache'} for ${this.#options.target ?? 'this processor'}`;
-    return { name, hash: this.#key(join(HERE, 'runtime.cpp')) };
+    return { kind: 'native', name, hash: this.#key(join(CPU_FOLDER, 'runtime.cpp')) };
   }
 
   /** Whether no kernel has been compiled yet. */
@@ -252,7 +253,7 @@ export class KernelCompiler {
 
   #key(source: string): string {
     const processor = this.#options.target === undefined ? processorIdentity() : process.arch;
-    return kernelKey([sourceWithHeaders(source, HERE), this.#flags.join(' '), processor]);
+    return kernelKey([sourceWithHeaders(source, CPU_FOLDER), this.#flags.join(' '), processor]);
   }
 
   #build(source: string, path: string): void {
@@ -279,7 +280,7 @@ export class KernelCompiler {
   }
 
   #arguments(source: string, path: string): string[] {
-    return [`-I${HERE}`, ...this.#flags, source, '-o', path];
+    return [`-I${CPU_FOLDER}`, ...this.#flags, source, '-o', path];
   }
 
   /** The compiler's temporary files are in the cache too: an error of a full or read-only disk then names the right folder. */
@@ -304,10 +305,4 @@ export class KernelCompiler {
       `${this.compiler.command} could not compile ${source}: ${first.trim()} (try another compiler with CXX=clang++)`,
     );
   }
-}
-
-/** `ops/rmsnorm` for src/ops/rmsnorm/cpu.cpp. */
-function kernelName(source: string): string {
-  const name = relative(ROOT, source);
-  return name.startsWith('..') ? source : name.replace(/[\\/]cpu\.cpp$/, '');
 }

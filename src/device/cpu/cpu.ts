@@ -1,5 +1,6 @@
 /** The CPU as a device: native memory, and C++ kernels called through FFI. */
 import { availableParallelism, cpus, freemem } from 'node:os';
+import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { OutOfMemory, UsageError } from '../../errors.js';
 import {
@@ -21,6 +22,7 @@ import koffi from '../koffi.js';
 import { MemoryPool } from '../pool.js';
 import { type CompilerOptions, defaultCompilerOptions, KernelCompiler } from './compile.js';
 import { LaunchRecorder } from './launch-list.js';
+import { CPU_FOLDER } from './sources.js';
 
 const FFI_TYPES: Record<ArgumentKind, string> = {
   ptr: 'void *',
@@ -63,7 +65,7 @@ export class CpuDevice implements RecordingDevice {
     this.name = cpus()[0]?.model.trim() ?? process.arch;
     const { compiler = defaultCompilerOptions(process.env) } = options;
     this.compiler = compiler instanceof KernelCompiler ? compiler : new KernelCompiler(compiler);
-    const source = fileURLToPath(new URL('./runtime.cpp', import.meta.url));
+    const source = join(CPU_FOLDER, 'runtime.cpp');
     // Global symbols: all kernel libraries use the thread pool and scratch memory of this library.
     const library = load(this.compiler.library(source), { global: true });
     this.#runtime = {
@@ -160,7 +162,7 @@ export class CpuDevice implements RecordingDevice {
 
   /** The compiler, or the cache of one that is not here. */
   get kernelSource(): KernelSource {
-    return { kind: 'native', isFused: this.#runtime.isFused() === 1, ...this.compiler.source };
+    return { isFused: this.#runtime.isFused() === 1, ...this.compiler.source };
   }
 
   /** Scratch memory of the kernels, over all threads. */

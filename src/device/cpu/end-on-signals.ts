@@ -1,8 +1,9 @@
 /** Ends the process on a signal from native code: while a kernel runs, handlers in JavaScript do not. */
 import { constants } from 'node:os';
-import { fileURLToPath } from 'node:url';
+import { join } from 'node:path';
 import koffi from '../koffi.js';
-import { type CompilerOptions, KernelCompiler } from './compile.js';
+import type { KernelCompiler } from './compile.js';
+import { CPU_FOLDER } from './sources.js';
 
 export type EndingSignal = 'SIGINT' | 'SIGTERM';
 
@@ -13,9 +14,9 @@ export type EndingSignal = 'SIGINT' | 'SIGTERM';
  */
 export function endOnSignals(
   texts: Readonly<Record<EndingSignal, string>>,
-  options: CompilerOptions,
+  compiler: KernelCompiler,
 ): () => () => void {
-  const set = runtime(options).func('trefoil_end_on_signal', 'void', ['int', 'const char *']);
+  const set = runtime(compiler).func('trefoil_end_on_signal', 'void', ['int', 'const char *']);
   const names = Object.keys(texts) as EndingSignal[];
   return () => {
     for (const name of names) set(constants.signals[name], texts[name]);
@@ -29,12 +30,11 @@ export function endOnSignals(
  * Gives the process `seconds` to end after SIGINT or SIGTERM, whatever its threads do; then it writes `line` to stderr and
  * ends with code 0. Handlers in JavaScript must be there before.
  */
-export function endWithin(seconds: number, line: string, options: CompilerOptions): void {
-  const set = runtime(options).func('trefoil_end_within', 'void', ['int', 'int', 'const char *']);
+export function endWithin(seconds: number, line: string, compiler: KernelCompiler): void {
+  const set = runtime(compiler).func('trefoil_end_within', 'void', ['int', 'int', 'const char *']);
   for (const name of ['SIGINT', 'SIGTERM'] as const) set(constants.signals[name], seconds, line);
 }
 
-function runtime(options: CompilerOptions): ReturnType<typeof koffi.load> {
-  const source = fileURLToPath(new URL('runtime.cpp', import.meta.url));
-  return koffi.load(new KernelCompiler(options).library(source));
+function runtime(compiler: KernelCompiler): ReturnType<typeof koffi.load> {
+  return koffi.load(compiler.library(join(CPU_FOLDER, 'runtime.cpp')));
 }

@@ -4,7 +4,7 @@ import { cpus, freemem, platform, release, totalmem } from 'node:os';
 import { dirname, resolve } from 'node:path';
 import { environmentWarnings, TRAINING_IGNORES, unreadVariables } from '../../config/legacy/environment.js';
 import { foreignVariables } from '../../config/legacy/foreign.js';
-import { defaultCompilerOptions, findCompiler, KernelCompiler, processorIdentity } from '../../device/cpu/compile.js';
+import { defaultCompilerOptions, findCompiler, processorIdentity } from '../../device/cpu/compile.js';
 import { CpuDevice } from '../../device/cpu/cpu.js';
 import { chooseKernels } from '../../device/kernel-choice.js';
 import { openMpiLibrary } from '../../device/mpi/abi.js';
@@ -81,8 +81,7 @@ function compilerRow(env: Environment): DoctorRow {
 /** Runs a kernel, which is compiled if the cache lacks it, and counts those that the cache has. */
 function kernelRow(env: Environment): DoctorRow {
   try {
-    const compiler = new KernelCompiler(defaultCompilerOptions(env));
-    const { kind, warning } = chooseKernels(env, compiler);
+    const { kind, warning, compiler } = chooseKernels(env);
     const device = kind === 'wasm' ? openWasmDevice({ threads: 1 }) : new CpuDevice({ compiler });
     const tensor = Tensor.empty(device, [64]);
     fillNormal(tensor, { seed: 1, stream: 0 });
@@ -95,6 +94,7 @@ function kernelRow(env: Environment): DoctorRow {
       const found = `run in WebAssembly on ${device.name}: ${name}, sources ${hash}`;
       return warning === null ? fine('kernels', found) : warn('kernels', found, warning);
     }
+    if (kind === 'prebuilt') return fine('kernels', `run on ${device.name}: prebuilt by ${name}, sources ${hash}`);
     const { cached, total } = compiler.stock;
     const found = `run on ${device.name} by ${name}, sources ${hash}; ${cached} of ${total} are in the cache`;
     if (cached === total) return fine('kernels', found);
