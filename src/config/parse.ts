@@ -3,7 +3,7 @@ import type { z } from 'zod';
 import { UsageError } from '../errors.js';
 import { impliedSource } from './data-sources.js';
 import { configSections, findKey, keysOf } from './keys.js';
-import { withPresentNamesIn } from './legacy/keys.js';
+import { oldValues, withPresentNamesIn } from './legacy/keys.js';
 import { completeMixture, itemProblem } from './mixture.js';
 import type { ConfigProblem } from './rules.js';
 import { type Config, type ConfigInput, configSchema } from './schema.js';
@@ -42,7 +42,8 @@ export function unknownKeyProblem(path: string): ConfigProblem {
 function valueProblem(path: string, value: unknown): ConfigProblem {
   const key = findKey(path);
   if (key === undefined) return unknownKeyProblem(path);
-  const near = typeof value === 'string' && key.kind === 'choice' ? hint(value, key.choices) : '';
+  const earlier = oldValues.filter((old) => old.key === path).map(({ name }) => name);
+  const near = typeof value === 'string' && key.kind === 'choice' ? hint(value, [...key.choices, ...earlier]) : '';
   return { path, message: `${show(value)} is not allowed; ${key.allowed}${near}` };
 }
 
