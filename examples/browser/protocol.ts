@@ -56,7 +56,7 @@ export interface EvaluationPoint {
   readonly questions: number;
 }
 
-/** What the model read: arrays as in src/evaluate/trace.ts. */
+/** Arrays as in src/evaluate/trace.ts: the blocks and weights that the model read. */
 export interface TraceArrays {
   readonly pieces: readonly string[];
   readonly logprobs: Float32Array;

@@ -2,6 +2,7 @@
 import type { z } from 'zod';
 import { UsageError } from '../errors.js';
 import { configSections, findKey, keysOf } from './keys.js';
+import { oldValues } from './legacy/keys.js';
 import { itemProblem } from './mixture.js';
 import type { ConfigProblem } from './rules.js';
 import { type Config, configSchema } from './schema.js';
@@ -39,7 +40,8 @@ export function unknownKeyProblem(path: string): ConfigProblem {
 function valueProblem(path: string, value: unknown): ConfigProblem {
   const key = findKey(path);
   if (key === undefined) return unknownKeyProblem(path);
-  const near = typeof value === 'string' && key.kind === 'choice' ? hint(value, key.choices) : '';
+  const earlier = oldValues.filter((old) => old.key === path).map(({ name }) => name);
+  const near = typeof value === 'string' && key.kind === 'choice' ? hint(value, [...key.choices, ...earlier]) : '';
   return { path, message: `${show(value)} is not allowed; ${key.allowed}${near}` };
 }
 

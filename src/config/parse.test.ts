@@ -20,6 +20,10 @@ describe('parseConfig', () => {
       { train: { lr_schedule: 'cosin' } },
       'train.lr_schedule: "cosin" is not allowed; one of cosine, wsd, linear, constant (did you mean cosine?)',
     ],
+    [
+      { data: { source: 'fineweb_educ' } },
+      'data.source: "fineweb_educ" is not allowed; one of synthetic, needle, stories, text, jsonl, hub, files, tokens, chat, mixture (did you mean fineweb_edu?)',
+    ],
     [{ train: { lr: -1 } }, 'train.lr: -1 is not allowed; a number > 0'],
     [{ train: { lr: '3e-4' } }, 'train.lr: "3e-4" is not allowed; a number > 0'],
     [{ train: { steps: Number.POSITIVE_INFINITY } }, 'train.steps: Infinity is not allowed; an integer >= 1'],

@@ -250,7 +250,7 @@ describe('an adapter made by hand', () => {
       /adapter_config\.json: alora_invocation_tokens: /,
     ],
     [
-      'a pattern that is none',
+      'an invalid pattern',
       (config) => void Object.assign(config, { alpha_pattern: { '(': 2 } }),
       /adapter_config\.json: alpha_pattern\.\(: .*only plain LoRA/,
     ],

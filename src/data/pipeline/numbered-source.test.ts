@@ -98,7 +98,7 @@ describe('openNumberedSource', () => {
 
   it.each<[Change, string]>([
     [{ source: 'text', path: null }, 'data.path: missing; data.source text needs a path'],
-    [{ path: folder.path('nothing') }, `cannot read ${folder.path('nothing', 'index.json')}`],
+    [{ path: folder.path('nothing') }, `${folder.path('nothing', 'index.json')}: cannot read: there is no such file`],
     [{ source: 'text', path: folder.path('nothing') }, `data.path: no such file or folder: ${folder.path('nothing')}`],
     [
       { tokenizer: 'gpt2' },
