@@ -10,7 +10,7 @@ import { openBatches, Training } from './training.js';
 
 const CONFIG = parseConfig({
   model: { dim: 32, n_layers: 1, n_heads: 2, n_kv_groups: 1, d_k: 16, d_v: 16 },
-  nsa: { l: 8, d: 4, l_sel: 8, n_sel: 2, w: 8 },
+  nsa: { l: 8, d: 4, l_sel: 8, n_sel: 3, w: 8 },
   data: { source: 'stories', tokenizer: 'stories' },
   train: { steps: 2, seq_len: 64, batch_size: 1, lr: 1e-3 },
 });
@@ -75,7 +75,7 @@ describe('a model of a page', () => {
       required: ['n'],
       additionalProperties: false,
     };
-    const responseFormat = { type: 'json_schema', json_schema: { name: 'n', schema } } as const;
+    const responseFormat = { type: 'json_schema', schema } as const;
     let text = '';
     for await (const piece of generate(source, 'x', { maxNewTokens: 40, responseFormat })) text += piece;
     expect([1, 2]).toContain((JSON.parse(text) as { n: number }).n);
