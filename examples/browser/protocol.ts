@@ -56,7 +56,7 @@ export interface EvaluationPoint {
   readonly questions: number;
 }
 
-/** What the model read: arrays as in src/evaluate/trace.ts. */
+/** The trace of a text: arrays as in src/evaluate/trace.ts. */
 export interface TraceArrays {
   readonly pieces: readonly string[];
   readonly logprobs: Float32Array;
