@@ -9,6 +9,7 @@ import { tmpdir } from 'node:os';
 import { delimiter, join } from 'node:path';
 import { pathToFileURL } from 'node:url';
 import { gzipSync } from 'node:zlib';
+import { build } from 'esbuild';
 import { type Browser, chromium, type Page } from 'playwright-core';
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import { STORY_CONFIG } from '../examples/browser/story-config.js';
@@ -32,6 +33,13 @@ const executablePath = (process.env['PATH'] ?? '')
   .find((path) => existsSync(path));
 const absence = executablePath === undefined ? 'no Chromium (Debian: apt-get install chromium)' : null;
 const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
+
+const SMALL = {
+  model: { dim: 32, n_layers: 1, n_heads: 2, n_kv_groups: 1, d_k: 16, d_v: 16 },
+  nsa: { l: 8, d: 4, l_sel: 8, n_sel: 3, w: 8 },
+  data: { source: 'stories', tokenizer: 'stories' },
+  train: { steps: 2, seq_len: 64, batch_size: 1, lr: 1e-3 },
+} as const;
 
 let folder: string;
 let browser: Browser;
@@ -63,7 +71,7 @@ async function saved(page: Page): Promise<{ readonly weights: string; readonly c
   return { weights: paths.get('model.safetensors')!, config: paths.get('config.json')! };
 }
 
-/** The page is not wider than the window, and axe finds nothing serious. */
+/** The page is not wider than the window, and axe finds nothing. */
 async function expectFit(page: Page, width: number): Promise<void> {
   const what = `${width} px`;
   expect(await page.evaluate<number>('document.documentElement.scrollWidth'), what).toBeLessThanOrEqual(width);
@@ -72,21 +80,19 @@ async function expectFit(page: Page, width: number): Promise<void> {
   const serious = await page.evaluate(async () => {
     const checker = (globalThis as unknown as { axe: { run(): Promise<{ violations: Violation[] }> } }).axe;
     const { violations } = await checker.run();
-    return violations
-      .filter(({ impact }) => impact === 'serious' || impact === 'critical')
-      .map(({ id, nodes }) => `${id}: ${nodes[0].html.slice(0, 200)} ${nodes[0].failureSummary}`);
+    return violations.map(({ id, nodes }) => `${id}: ${nodes[0].html.slice(0, 200)} ${nodes[0].failureSummary}`);
   });
   expect(serious, what).toEqual([]);
 }
 
 /** The weights that native kernels give after the same steps. */
-async function nativeWeights(): Promise<Buffer> {
-  const config = parseConfig({ ...STORY_CONFIG, train: { ...STORY_CONFIG.train, steps: STEPS } });
+async function nativeWeights(steps: number): Promise<Buffer> {
+  const config = parseConfig({ ...STORY_CONFIG, train: { ...STORY_CONFIG.train, steps } });
   const source = createModel(cpu(), config);
   const training = new Training({ model: source.model, config, batches: openBatches(config, source.tokenizer) });
   while (training.step());
   training.free();
-  const { weights } = saveModel(source, STEPS);
+  const { weights } = saveModel(source, steps);
   source.free();
   return Buffer.from(await weights.arrayBuffer());
 }
@@ -132,10 +138,65 @@ describeUnless(absence, 'the page', () => {
       await page.getByRole('button', { name: 'Ask a question' }).click();
       await page.locator('.reader .text .block.read').first().waitFor();
       await page.getByText('The model says').waitFor();
-      await expectFit(page, 1400);
+      for (const colorScheme of ['light', 'dark'] as const)
+        for (const width of [1400, 400]) {
+          await page.emulateMedia({ colorScheme });
+          await page.setViewportSize({ width, height: 900 });
+          await expectFit(page, width);
+        }
       const { weights } = await saved(page);
-      expect(readFileSync(weights).equals(await nativeWeights())).toBe(true);
+      expect(readFileSync(weights).equals(await nativeWeights(STEPS))).toBe(true);
       expect(foreign).toEqual([]);
+    } finally {
+      await page.close();
+    }
+  });
+
+  it('is not needed: the main thread of a page launches kernels too, with helpers, to the same bits', async () => {
+    const { outputFiles } = await build({
+      entryPoints: [join(root, 'src/exports/browser.ts')],
+      bundle: true,
+      minify: true,
+      write: false,
+      format: 'iife',
+      globalName: 'trefoil',
+      define: { 'import.meta.url': 'location.href' },
+    });
+    const page = await open(`${isolated.url}/?steps=1&threads=1`, 1400, 'light');
+    try {
+      // Evaluated by the debugger, which the page's policy does not restrict.
+      await page.evaluate(`${outputFiles[0].text}; globalThis.trefoil = trefoil;`);
+      const losses = await page.evaluate(async (input) => {
+        const api = (globalThis as unknown as { trefoil: typeof import('../src/exports/browser.js') }).trefoil;
+        const device = await api.openDevice({ threads: 2 });
+        const config = api.parseConfig(input);
+        const { model, tokenizer } = api.createModel(device, config);
+        const training = new api.Training({ model, config, batches: api.openBatches(config, tokenizer) });
+        return [training.step()?.loss, training.step()?.loss];
+      }, SMALL);
+      const config = parseConfig(SMALL);
+      const { model, tokenizer } = createModel(cpu(), config);
+      const training = new Training({ model, config, batches: openBatches(config, tokenizer) });
+      expect(losses).toEqual([training.step()?.loss, training.step()?.loss]);
+      training.free();
+      model.free();
+    } finally {
+      await page.close();
+    }
+  });
+
+  it('trains to the end, to the bits of native kernels: it remembers', async ({ skip }) => {
+    if (process.env['TREFOIL_LONG'] !== '1') skip('takes four minutes on two idle cores: TREFOIL_LONG=1');
+    const page = await open(isolated.url, 1400, 'light');
+    try {
+      page.setDefaultTimeout(12 * PATIENCE_MS);
+      await page.getByRole('button', { name: 'Train' }).click();
+      await page.getByRole('button', { name: 'Trained' }).waitFor();
+      const recall = await page.locator('.chart', { hasText: 'Does it remember' }).locator('b').textContent();
+      console.log(`recall: ${recall}`);
+      expect(Number.parseFloat(recall!)).toBeGreaterThan(60);
+      const { weights } = await saved(page);
+      expect(readFileSync(weights).equals(await nativeWeights(STORY_CONFIG.train.steps))).toBe(true);
     } finally {
       await page.close();
     }
@@ -156,7 +217,6 @@ describeUnless(absence, 'the page', () => {
       await page.getByRole('button', { name: 'Write' }).waitFor();
       await page.getByRole('button', { name: 'Ask a question' }).click();
       await page.locator('.reader').waitFor();
-      await expectFit(page, 400);
       // A model that 4 GiB do not hold: one line, and the page goes on.
       const config = JSON.parse(readFileSync(files.config, 'utf8'));
       const large = join(folder, 'large.json');

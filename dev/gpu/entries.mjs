@@ -55,6 +55,17 @@ export const ENTRIES = [
     failed: 'the tests that failed are named in the result; repair them first',
   },
   {
+    id: 'pinned-memory',
+    feature:
+      'pinned memory as a method of the device, with one event for both directions (device decoder, prefix files)',
+    seconds: 200,
+    commands: [tests(['src/infer/device-decoder.test.ts', 'src/infer/engine/prefix/files.slow.test.ts'])],
+    expected: 'no test fails, and at least 20 are run',
+    check: checks.testsPass(20),
+    passed: 'nothing: results are those of before',
+    failed: 'src/device/cuda/pinned-memory.ts',
+  },
+  {
     id: 'scorer-loss',
     feature: 'train.scorer_loss on a GPU: its kernels have only run on the thread emulator, and needles in one run',
     seconds: 240,

@@ -1,6 +1,7 @@
 // Builds the page into a folder that any file server can serve (default: artifacts/browser).
 //   node examples/browser/build.mjs [FOLDER]
-import { copyFileSync, mkdirSync, writeFileSync } from 'node:fs';
+import { copyFileSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { createRequire } from 'node:module';
 import { dirname, join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { buildSync } from 'esbuild';
@@ -26,7 +27,11 @@ export function pageFiles() {
     legalComments: 'none',
     alias: { 'trefoil/browser': join(root, 'src', 'exports', 'browser.ts') },
   });
-  return new Map(outputFiles.map(({ path, contents }) => [path.slice(here.length + 1), contents]));
+  const files = new Map(outputFiles.map(({ path, contents }) => [path.slice(here.length + 1), contents]));
+  const licences = ['preact', 'uplot', 'zod'].map((name) =>
+    readFileSync(join(dirname(createRequire(import.meta.url).resolve(`${name}/package.json`)), 'LICENSE')),
+  );
+  return files.set('LICENSES.txt', Buffer.concat(licences));
 }
 
 /** Files that are copied as they are: name, and where each lies. */

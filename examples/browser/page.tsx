@@ -237,6 +237,7 @@ function CurveCharts({ curves, drawn }: { readonly curves: Curves; readonly draw
   const shared = { range, onRange: setRange, formatX: (x: number) => whole(Math.round(x)) };
   return (
     <div class="charts">
+      <h2 class="hidden">Curves</h2>
       <Chart
         title="Loss"
         unit="nats per token"

@@ -56,7 +56,7 @@ export interface EvaluationPoint {
   readonly questions: number;
 }
 
-/** Arrays as in src/evaluate/trace.ts: the blocks and weights that the model read. */
+/** The trace of a text: arrays as in src/evaluate/trace.ts. */
 export interface TraceArrays {
   readonly pieces: readonly string[];
   readonly logprobs: Float32Array;

@@ -1,4 +1,4 @@
-/** The blocks that the model read, as the dashboard's reader shows them. */
+/** A trace as the dashboard's reader shows it. */
 import type { TraceSource } from '../../src/dashboard/web/reader-page.js';
 import type { TraceReaders, TraceText, TraceToken } from '../../src/evaluate/trace-view.js';
 import type { TraceArrays } from './protocol.js';

@@ -17,7 +17,6 @@ import {
   textOfFirst,
 } from '../infer/texts.js';
 import { LanguageModel } from '../model/language-model.js';
-import type { StoredParameters } from '../model/parameters.js';
 import { isModelHeading, modelConfigText, parseModelConfig, type SavedModel } from '../model/saved-model.js';
 import { modelShape } from '../model/shape.js';
 import { configAfter } from '../model/sparse-start.js';
@@ -75,43 +74,22 @@ export async function loadModel(device: Device, files: ModelFiles): Promise<Brow
         'take both from the same run',
     );
   const tokenizer = createTokenizer(config.data.tokenizer);
-  const values = new UnfilledParameters(device);
+  // Their values arrive afterwards.
+  const unfilled = { read: (_name: string, shape: Shape) => Tensor.empty(device, shape), free: () => {} };
+  let model: LanguageModel | null = null;
   try {
-    const model = new LanguageModel(device, modelShape(config, saved.vocab_size), values);
+    model = new LanguageModel(device, modelShape(config, saved.vocab_size), unfilled);
     await loadTensors(source, model);
     return modelOf(model, config, tokenizer, saved);
   } catch (error) {
-    values.giveBack();
+    model?.free();
+    device.pool.trim(); // one too large for the page must leave room for others
     throw error;
   }
 }
 
 function modelOf(model: LanguageModel, config: Config, tokenizer: Tokenizer, saved: SavedModel): BrowserModel {
   return { model, config, tokenizer, step: saved.step, endTokens: saved.end_tokens ?? [], free: () => model.free() };
-}
-
-/** Memory of parameters before their values have arrived. */
-class UnfilledParameters implements StoredParameters {
-  readonly #device: Device;
-  readonly #made: Tensor[] = [];
-
-  constructor(device: Device) {
-    this.#device = device;
-  }
-
-  read(_name: string, shape: Shape): Tensor {
-    const tensor = Tensor.empty(this.#device, shape);
-    this.#made.push(tensor);
-    return tensor;
-  }
-
-  free(): void {} // the model frees its parameters
-
-  /** Frees what a model took that could not be completed: one too large for the page must leave room for others. */
-  giveBack(): void {
-    for (const tensor of this.#made) tensor.free();
-    this.#device.pool.trim();
-  }
 }
 
 async function jsonOf(content: Blob | URL | string): Promise<unknown> {

@@ -29,7 +29,7 @@ export class BrowserTensors implements TensorNames {
   readonly metadata: Readonly<Record<string, string>>;
   readonly entries: TensorNames['entries'];
   readonly #places: ReadonlyMap<string, Readonly<TensorEntry>>;
-  /** Size of the whole file in bytes. */
+  /** Size of the whole file. */
   readonly bytes: number;
   readonly #ranges: Ranges;
   readonly #dataStart: number;

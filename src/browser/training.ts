@@ -39,7 +39,7 @@ export interface BrowserStep {
   /** Before clipping. */
   readonly gradientNorm: number;
   readonly tokens: number;
-  /** Metrics of gates and selection, by the names of docs/reference/metrics.md. */
+  /** Statistics of gates and selection, by the names of docs/reference/metrics.md. */
   readonly metrics: RunMetrics;
 }
 

@@ -55,7 +55,7 @@ const DEFAULT_TAB_PORT = 7080;
 
 export function configure(command: Command, io: Io): void {
   const read = addTrainFlags(command.description(DESCRIPTION), readConfig('quickstart'));
-  const meaning = `serve the page that trains in a tab; 0 = any free port (default ${DEFAULT_TAB_PORT})`;
+  const meaning = 'serve the page that trains in a tab on this port; 0 = any free port';
   command.addOption(
     new Option('--browser [port]', meaning).preset(DEFAULT_TAB_PORT).argParser(wholeNumber(0)).helpGroup('Output:'),
   );

@@ -10,6 +10,11 @@ import { Wasm } from './webassembly.js';
 /** With fused products, and without. */
 const FILES = { fused: 'kernels-fma.wasm', plain: 'kernels.wasm' } as const;
 
+const REMEDIES = {
+  memory: 'use a smaller model, train.batch_size or train.seq_len, or train with Trefoil in Node',
+  crash: 'reload the page, and report it if it comes again',
+};
+
 /** A module of one relaxed product: browsers without these instructions refuse it, and get the plain file. */
 const RELAXED = Uint8Array.of(
   ...[0x00, 0x61, 0x73, 0x6d, 0x01, 0x00, 0x00, 0x00], // \0asm, version 1
@@ -101,7 +106,7 @@ async function openModule(
     startHelper,
     // A page is not told what is free: memory that cannot grow is an error of its own.
     freeMemory: () => 2 ** 32,
-    remedy: 'use a smaller model, train.batch_size or train.seq_len, close other tabs, or train with Trefoil in Node',
+    remedies: REMEDIES,
   });
 }
 

@@ -57,13 +57,11 @@ export interface WasmOptions {
   readonly startHelper: ((start: HelperStart) => void) | null;
   /** Bytes of the machine's memory that are free. */
   readonly freeMemory: () => number;
-  /** Ends the message about missing memory. Default: that of a machine on which a compiler can be installed. */
-  readonly remedy?: string;
+  /** End the messages about missing memory and about a crash. */
+  readonly remedies: { readonly memory: string; readonly crash: string };
 }
 
 type Call = (...values: (number | bigint)[]) => unknown;
-
-const REMEDY = 'use a smaller model, train.batch_size or train.seq_len, or install a C++ compiler for native kernels';
 
 /** The processor through WebAssembly. */
 export class WasmDevice implements HostDevice {
@@ -203,7 +201,7 @@ export class WasmDevice implements HostDevice {
     const used = (this.#memory.buffer.byteLength / MIB).toFixed(0);
     return new OutOfMemory(
       `out of memory: ${(bytes / MIB).toFixed(0)} MiB could not be allocated for ${what}; kernels in WebAssembly reach ` +
-        `${(MAX_PAGES * PAGE) / MIB} MiB in all, of which ${used} MiB are taken: ${this.#options.remedy ?? REMEDY}`,
+        `${(MAX_PAGES * PAGE) / MIB} MiB in all, of which ${used} MiB are taken: ${this.#options.remedies.memory}`,
     );
   }
 
@@ -217,8 +215,8 @@ export class WasmDevice implements HostDevice {
 
   #crashed(what: string, reason: string): TrefoilError {
     return new TrefoilError(
-      `${what} crashed in WebAssembly (${reason}; ${this.kernelSource.name} ${this.kernelSource.hash}): report it; ` +
-        'native kernels may do better (TREFOIL_KERNELS=native, needs a C++ compiler)',
+      `${what} crashed in WebAssembly (${reason}; ${this.kernelSource.name} ${this.kernelSource.hash}): ` +
+        this.#options.remedies.crash,
     );
   }
 

@@ -10,6 +10,11 @@ import { Wasm } from './webassembly.js';
 /** With fused products, which not every version of Node runs; and without. */
 const FILES = ['kernels-fma.wasm', 'kernels.wasm'] as const;
 
+const REMEDIES = {
+  memory: 'use a smaller model, train.batch_size or train.seq_len, or install a C++ compiler for native kernels',
+  crash: 'report it; native kernels may do better (TREFOIL_KERNELS=native, needs a C++ compiler)',
+};
+
 /** Written beside the files by `npm run kernels -- wasm`: the hash of the sources that they were made from. */
 interface Manifest {
   readonly key: string;
@@ -36,6 +41,7 @@ export function openWasmDevice({ threads = availableParallelism(), plain = false
       host: { seconds: () => performance.now() / 1000, readFile },
       startHelper,
       freeMemory: freemem,
+      remedies: REMEDIES,
     });
     // Relaxed instructions may round twice, as on a processor without FMA: then the plain file says so by its name.
     if (file === FILES[0] && !device.kernelSource.isFused) continue;
