@@ -50,7 +50,9 @@ describe('--from', () => {
     );
     expect(refuse('{alpha: .nan}')).toThrow(/^train\.lora: \{"alpha":"NaN"\} is not allowed; .*alpha \(a number > 0\)/);
     expect(refuse('{ranks: 4}')).toThrow(/^train\.lora: \{"ranks":4\} is not allowed; a mapping of rank/);
-    expect(refuse('{dropout: 0.1}')).toThrow(/^train\.lora: \{"dropout":0\.1\} is not allowed; .* dropout \(0\), or null/);
+    expect(refuse('{dropout: 0.1}')).toThrow(
+      /^train\.lora: \{"dropout":0\.1\} is not allowed; .* dropout \(0\), or null/,
+    );
     expect(() => load('--from', 'm', '--set', 'train.lora={}', '--set', 'train.trainable=[norm]')).toThrow(
       /^train\.lora: only adapters are trained, which contradicts train\.trainable/,
     );

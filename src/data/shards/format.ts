@@ -34,9 +34,8 @@ const ShardFile = z.strictObject({
 export const ShardEntry = z.strictObject({ tokens: ShardFile, documents: ShardFile, base: Count.optional() });
 export type ShardEntry = z.infer<typeof ShardEntry>;
 
-const ShardIndexContent = z.strictObject({
-  format: z.literal(FORMAT),
-  version: z.literal(VERSION),
+/** Fields that the index of all shards and the manifest of a part share. */
+export const SHARD_CONTENT = {
   tokenizer: z.strictObject({ name: z.string(), identity: z.string() }),
   vocabSize: Count,
   dtype: z.enum(['u8', 'u16', 'u32']),
@@ -45,6 +44,12 @@ const ShardIndexContent = z.strictObject({
   documents: Count,
   /** Number of binary source files that were skipped. */
   skippedFiles: Count,
+};
+
+const ShardIndexContent = z.strictObject({
+  format: z.literal(FORMAT),
+  version: z.literal(VERSION),
+  ...SHARD_CONTENT,
   shards: z.array(ShardEntry).min(1),
 });
 export type ShardIndexContent = z.infer<typeof ShardIndexContent>;
