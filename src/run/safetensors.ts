@@ -12,6 +12,7 @@ import type { Shape, Tensor } from '../tensor/tensor.js';
 import { HashThread } from './hash-thread.js';
 import {
   checkHeaderLength,
+  dtypeBytes,
   dtypeNames,
   encodeHeader,
   isSafeDtype,
@@ -65,6 +66,8 @@ export class SafetensorsFile {
   readonly entries: ReadonlyMap<string, Readonly<TensorEntry>>;
   readonly #dataStart: number;
   readonly #descriptor: number;
+  /** Memory of pieces that were read, for the next tensor: what is left to the garbage collector would add up. */
+  #spare: Uint8Array | null = null;
 
   constructor(path: string, options: SafetensorsOptions = {}) {
     const { descriptor, size } = openRegularFile(path, options);
@@ -100,11 +103,17 @@ export class SafetensorsFile {
 
   /** Reads bytes `from` to `to` of a tensor piece by piece, always into the same memory. */
   *pieces(name: string, from: number, to: number): Generator<Uint8Array> {
-    const memory = new Uint8Array(Math.min(PIECE_BYTES, to - from));
-    for (let at = from; at < to; at += memory.length) {
-      const piece = memory.subarray(0, Math.min(memory.length, to - at));
-      this.readPart(name, at, piece);
-      yield piece;
+    const size = Math.min(PIECE_BYTES, to - from);
+    const memory = this.#spare !== null && this.#spare.length >= size ? this.#spare : new Uint8Array(size);
+    this.#spare = null; // another caller's pieces have other memory
+    try {
+      for (let at = from; at < to; at += size) {
+        const piece = memory.subarray(0, Math.min(size, to - at));
+        this.readPart(name, at, piece);
+        yield piece;
+      }
+    } finally {
+      this.#spare = memory;
     }
   }
 
@@ -264,10 +273,15 @@ export function expectFloatEntry({ path, entries }: TensorSource, name: string, 
   );
 }
 
-/** Copies a tensor of floats of a source to the device, widened to f32. */
+/** Copies a tensor of floats of a source to the device, widened to f32, piece by piece: copies of whole matrices would add up. */
 export function readInto(source: TensorSource, name: string, value: Tensor): void {
-  const values = toFloat32(source.read(name))!;
-  value.writeBytes(new Uint8Array(values.buffer, values.byteOffset, values.byteLength));
+  const { dtype } = source.entries.get(name)!;
+  let { pointer } = value;
+  for (const data of source.pieces(name, 0, value.size * dtypeBytes(dtype))) {
+    const { buffer, byteOffset, byteLength } = toFloat32({ dtype, data })!;
+    value.device.upload(pointer, new Uint8Array(buffer, byteOffset, byteLength));
+    pointer += BigInt(byteLength);
+  }
 }
 
 /** The error for a file whose end came too early. */
