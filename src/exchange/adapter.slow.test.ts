@@ -1,5 +1,5 @@
 /** Adapters in PEFT's files: training, reading, merging, and export; one made by hand from the description of the format. */
-import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { cpSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, describe, expect, it } from 'vitest';
@@ -115,6 +115,35 @@ it('the tensors and the config have the names that PEFT writes', () => {
     fan_in_fan_out: false,
   });
   model.free();
+});
+
+it('an adapter that PEFT wrote gives the logits of PEFT, and one of another model is refused', () => {
+  const folder = join(GOLDEN, 'adapter');
+  const base = join(GOLDEN, 'llama');
+  const { tensors } = readSafetensors(join(folder, 'golden.safetensors'));
+  const values = (name: string) => toFloat32(tensors.get(name)!)!;
+  const ids = [...new Int32Array(tensors.get('input_ids')!.data.slice().buffer)];
+  for (const [expected, options] of [
+    [values('plain'), {}],
+    [values('logits'), { adapter: folder }],
+  ] as const) {
+    using loaded = loadModel(cpu(), base, 'f32', options);
+    const all = [...sequenceLogits(loaded.model, ids)].flatMap((chunk) => Array.from(chunk));
+    expect(distance(all.slice(-expected.length), expected)).toBeLessThan(2e-5);
+  }
+  expect(distance(values('plain'), values('logits'))).toBeGreaterThan(0.1);
+  // PEFT saves a copy of the head beside an adapter of it: that of another model does not belong here.
+  const other = fresh('other');
+  cpSync(folder, other, { recursive: true });
+  const path = join(other, 'adapter_model.safetensors');
+  const copied = readSafetensors(path).tensors;
+  const written = Array.from(copied, ([name, tensor]) => ({ ...tensor, name, data: tensor.data.slice() }));
+  written.find(({ name }) => name.endsWith('lm_head.base_layer.weight'))!.data.fill(1, 0, 4);
+  rmSync(path);
+  writeSafetensors(path, written, { format: 'pt' });
+  expect(() => withAdapter(cpu(), locateModel(base), other)).toThrow(
+    /lm_head\.base_layer\.weight is not the head of this model; the adapter is one of another model$/,
+  );
 });
 
 /** PEFT's documentation, "LoRA" and "Checkpoint format": what a program that is not ours would write. */
@@ -255,7 +284,7 @@ describe('an adapter made by hand', () => {
       /adapter_config\.json: alpha_pattern\.\(: .*only plain LoRA/,
     ],
     [
-      'a pattern without an end',
+      'a pattern that backtracks',
       (config) => void Object.assign(config, { rank_pattern: { '((\\w+\\.?)+)+!': 2 } }),
       /the pattern .* of adapter_config\.json takes too long to match/,
     ],

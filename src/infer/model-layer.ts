@@ -5,7 +5,6 @@ import type { Layer, Setting } from '../config/layer.js';
 import { readSavedConfig } from '../config/load.js';
 import { configValue } from '../config/print.js';
 import type { Config } from '../config/schema.js';
-import { isBuiltInTokenizer } from '../data/tokenizers/built-in.js';
 import { runPaths } from '../run/paths.js';
 import { locateModel } from './load.js';
 
@@ -27,9 +26,8 @@ function layerOf(config: Config, origin: string): Layer {
   const keys = configKeys
     .map(({ path }) => path)
     .filter((path) => sections.some((section) => path.startsWith(section)));
-  const { tokenizer } = config.data;
-  // A model may come without a tokenizer: then the config names one.
-  if (isBuiltInTokenizer(tokenizer) || existsSync(tokenizer)) keys.push('data.tokenizer');
+  // Also one whose file is missing: text in other tokens would be read without an error.
+  keys.push('data.tokenizer');
   return new Map(
     keys.map((key): [string, Setting] => [key, { value: configValue(config, key), origin, where: origin }]),
   );

@@ -6,7 +6,7 @@ import { cpu, devices } from '../testing/devices.js';
 import { modelForward } from '../testing/model-reference.js';
 import { dot, randomValues, relativeError } from '../testing/numbers.js';
 import { LanguageModel } from './language-model.js';
-import { linearLayers, targetedLayers } from './linear-layers.js';
+import { adaptedLayers, linearLayers, targetedLayers } from './linear-layers.js';
 import { modelShape } from './shape.js';
 
 const VOCABULARY = 40;
@@ -179,6 +179,14 @@ it('a target that names no layer is refused with the names that there are', () =
   );
   expect(() => name('proj')).toThrow('train.lora.targets: proj names no layer of this model');
   expect(name('self_attn.q_proj', 'model.layers.3.mlp.up_proj')).toHaveLength(13);
+});
+
+it('a rank that is more than that of every adapted layer is refused', () => {
+  const shape = modelShape(parseConfig({ model: { dim: 64, n_heads: 4, attention: 'dense' } }), VOCABULARY);
+  expect(() => adaptedLayers(shape, { rank: 65, targets: ['all-linear'] })).toThrow(
+    /^train\.lora\.rank: 65 is more than the rank of any layer it adapts; at most 64$/,
+  );
+  expect(adaptedLayers(shape, { rank: 64, targets: ['o_proj'] }).length).toBeGreaterThan(0);
 });
 
 function meanLoss(logits: Float64Array): number {

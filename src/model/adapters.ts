@@ -8,7 +8,7 @@ import { scale as scaled } from '../ops/pointwise/op.js';
 import type { Parameter } from '../tensor/parameter.js';
 import type { Tape } from '../tensor/tape.js';
 import type { Tensor } from '../tensor/tensor.js';
-import { type LinearLayer, linearLayers, targetedLayers } from './linear-layers.js';
+import { adaptedLayers, type LinearLayer } from './linear-layers.js';
 import type { ParameterStore } from './parameters.js';
 import type { ModelShape } from './shape.js';
 
@@ -46,9 +46,9 @@ export function isAdapted(parameter: Parameter): boolean {
 
 /** Adds adapters to a model whose parameters are in `store`. A is drawn, B is zero. */
 export function addAdapters(store: ParameterStore, shape: ModelShape, settings: AdapterSettings): Adapter[] {
-  const { rank, alpha, targets } = settings;
+  const { rank, alpha } = settings;
   const parameters = new Map(store.parameters.map((parameter) => [parameter.name, parameter]));
-  return targetedLayers(linearLayers(shape), targets, 'train.lora.targets').map((layer) => {
+  return adaptedLayers(shape, settings).map((layer) => {
     const { name, inputs, outputs } = layer;
     // The variance with which PEFT draws A.
     const down = store.normal(`${name}.lora_A`, [rank, inputs], 1 / Math.sqrt(3 * inputs));

@@ -54,6 +54,18 @@ export function targetedLayers(
   return layers.filter((layer) => targets.some((target) => isNamed(layer, target)));
 }
 
+/** The layers that get adapters by `train.lora`. Throws for a rank that no layer has room for: it would save nothing. */
+export function adaptedLayers(
+  shape: ModelShape,
+  { rank, targets }: { readonly rank: number; readonly targets: readonly string[] },
+): LinearLayer[] {
+  const layers = targetedLayers(linearLayers(shape), targets, 'train.lora.targets');
+  const most = Math.max(...layers.map(({ inputs, outputs }) => Math.min(inputs, outputs)));
+  if (rank > most)
+    throw new UsageError(`train.lora.rank: ${rank} is more than the rank of any layer it adapts; at most ${most}`);
+  return layers;
+}
+
 function layersOf(shape: LayerShape, index: number): LinearLayer[] {
   const { dim, nHeads, nKvGroups, dK, dV, mlp, nsa } = shape;
   const hidden = hiddenSize(shape);

@@ -16,7 +16,7 @@ import { layerPays, MULTIPLE, normedLayerPays } from '../ops/linear/fp8.js';
 import { feedForwardPays } from '../ops/linear/fp8-mlp.js';
 import { muonElements } from '../ops/muon/op.js';
 import { kernelOptions } from './kernels.js';
-import { type LinearLayer, linearLayers, targetedLayers } from './linear-layers.js';
+import { adaptedLayers, type LinearLayer } from './linear-layers.js';
 import {
   computeDtype,
   countedLayers,
@@ -191,9 +191,8 @@ interface TrainedPart {
 function trainedPart(shape: ModelShape, { train }: Pick<Config, 'train'>): TrainedPart {
   const whole = { elements: parameterCount(shape), adapters: [], rank: 0, firstLayer: 0, hasHead: true };
   if (train.lora !== null) {
-    const { rank, targets } = train.lora;
-    const adapters = targetedLayers(linearLayers(shape), targets, 'train.lora.targets');
-    return { ...whole, elements: 0, adapters, rank, hasHead: false };
+    const adapters = adaptedLayers(shape, train.lora);
+    return { ...whole, elements: 0, adapters, rank: train.lora.rank, hasHead: false };
   }
   if (train.trainable === null) return whole;
   const named = namedParameters(shape);

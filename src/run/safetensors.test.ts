@@ -51,6 +51,26 @@ test('a large file has its hash too, and a failing write of one ends', () => {
   expect(readdirSync(folder)).toEqual(['file.safetensors']);
 });
 
+test('pieces of a tensor come in the same memory, those of two tensors read in turns do not', () => {
+  const large = new Uint8Array(9 << 20).map((_, i) => i >> 12);
+  writeSafetensors(path, [
+    { name: 'a', dtype: 'U8', shape: [large.length], data: large },
+    { name: 'b', dtype: 'U8', shape: [large.length], data: large.toReversed() },
+  ]);
+  const file = openSafetensors(path);
+  const read = (name: string) => Array.from(file.pieces(name, 0, large.length), (piece) => piece.buffer);
+  const memory = read('a');
+  expect(memory).toEqual([memory[0], memory[0]]);
+  expect(read('b')[0] === memory[0]).toBe(true);
+  const [a, b] = ['a', 'b'].map((name) => file.pieces(name, 0, large.length)[Symbol.iterator]());
+  for (const at of [0, 8 << 20]) {
+    const [one, other] = [a.next().value!, b.next().value!];
+    expect(Buffer.compare(one, large.subarray(at, at + one.length))).toBe(0);
+    expect(other[0]).toBe(large[large.length - 1 - at]);
+  }
+  file.close();
+});
+
 test('the bytes are those of the format: length, header, data', () => {
   writeSafetensors(path, [{ name: 'a', dtype: 'U8', shape: [2], data: new Uint8Array([5, 6]) }]);
   const content = readFileSync(path);

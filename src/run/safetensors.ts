@@ -48,6 +48,8 @@ export class SafetensorsFile {
   readonly entries: ReadonlyMap<string, Readonly<TensorEntry>>;
   readonly #dataStart: number;
   readonly #descriptor: number;
+  /** Memory of pieces that were read, for the next tensor: what is left to the garbage collector would add up. */
+  #spare: Uint8Array | null = null;
 
   constructor(path: string, options: SafetensorsOptions = {}) {
     const { descriptor, size } = openRegularFile(path, options);
@@ -83,11 +85,17 @@ export class SafetensorsFile {
 
   /** Reads bytes `from` to `to` of a tensor piece by piece, always into the same memory. */
   *pieces(name: string, from: number, to: number): Generator<Uint8Array> {
-    const memory = new Uint8Array(Math.min(PIECE_BYTES, to - from));
-    for (let at = from; at < to; at += memory.length) {
-      const piece = memory.subarray(0, Math.min(memory.length, to - at));
-      this.readPart(name, at, piece);
-      yield piece;
+    const size = Math.min(PIECE_BYTES, to - from);
+    const memory = this.#spare !== null && this.#spare.length >= size ? this.#spare : new Uint8Array(size);
+    this.#spare = null; // another caller's pieces have other memory
+    try {
+      for (let at = from; at < to; at += size) {
+        const piece = memory.subarray(0, Math.min(size, to - at));
+        this.readPart(name, at, piece);
+        yield piece;
+      }
+    } finally {
+      this.#spare = memory;
     }
   }
 

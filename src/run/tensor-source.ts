@@ -3,7 +3,7 @@ import { UsageError } from '../errors.js';
 import type { RowsInFile } from '../ops/linear/packed.js';
 import type { Parameter } from '../tensor/parameter.js';
 import type { Shape, Tensor } from '../tensor/tensor.js';
-import { type SafeDtype, type SafeTensor, toFloat32 } from './safetensors-format.js';
+import { dtypeBytes, type SafeDtype, type SafeTensor, toFloat32 } from './safetensors-format.js';
 
 /** A tensor for `writeSafetensors`. */
 export interface TensorToWrite {
@@ -83,10 +83,15 @@ export function expectFloatEntry({ path, entries }: TensorNames, name: string, s
   );
 }
 
-/** Copies a tensor of floats of a source to the device, widened to f32. */
+/** Copies a tensor of floats of a source to the device, widened to f32, piece by piece: copies of whole matrices would add up. */
 export function readInto(source: TensorSource, name: string, value: Tensor): void {
-  const values = toFloat32(source.read(name))!;
-  value.writeBytes(new Uint8Array(values.buffer, values.byteOffset, values.byteLength));
+  const { dtype } = source.entries.get(name)!;
+  let { pointer } = value;
+  for (const data of source.pieces(name, 0, value.size * dtypeBytes(dtype))) {
+    const { buffer, byteOffset, byteLength } = toFloat32({ dtype, data })!;
+    value.device.upload(pointer, new Uint8Array(buffer, byteOffset, byteLength));
+    pointer += BigInt(byteLength);
+  }
 }
 
 /** The error for a file whose end came too early. */

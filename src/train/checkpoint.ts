@@ -67,7 +67,13 @@ function savedParameters({ parameters, adapters = [] }: TrainableModel): readonl
 export function baseHash({ parameters, adapters = [] }: TrainableModel): string | null {
   if (adapters.length === 0) return null;
   const hash = createHash('sha256');
-  for (const { value, isFrozen } of parameters) if (isFrozen) hash.update(value.readBytes());
+  const frozen = parameters.filter(({ isFrozen }) => isFrozen);
+  const memory = new Uint8Array(Math.max(0, ...frozen.map(({ value }) => value.bytes)));
+  for (const { value } of frozen) {
+    const bytes = memory.subarray(0, value.bytes);
+    value.readInto(bytes);
+    hash.update(bytes);
+  }
   return hash.digest('hex');
 }
 

@@ -3,6 +3,7 @@ import { existsSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { stringify } from 'yaml';
+import { runCli } from '../cli/testing/run.js';
 import { locateModel } from '../infer/load.js';
 import { modelLayer } from '../infer/model-layer.js';
 import { readCsv, TRAINING_CSV } from '../run/logs/csv.js';
@@ -85,6 +86,17 @@ describe('a training of adapters', () => {
     expect(keys.get('nsa.w')).toMatchObject({ value: 16 });
     expect(keys.get('model.vocab_size')).toMatchObject({ value: 256 });
     expect(keys.get('data.tokenizer')).toMatchObject({ value: 'byte' });
+  });
+
+  it('asks for the tokenizer of a model that has none', async () => {
+    const text = join(folder.path, 'text.txt');
+    writeFileSync(text, 'some words '.repeat(500));
+    const model = join(import.meta.dirname, '../../test/golden/hf/llama');
+    const words = ['--config', 'lora', '--from', model, '--dataset', 'text', '--local-path', text, '--seq-len', '32'];
+    const out = join(folder.path, 'none');
+    const { code, stderr } = await runCli(['train', ...words, '--steps', '1', '--out-dir', out]);
+    expect(code).toBe(2);
+    expect(stderr).toMatch(/^trefoil: data\.tokenizer: ".*llama\/tokenizer\.json" is not one of byte, .*\n$/m);
   });
 });
 

@@ -44,9 +44,8 @@ export const ShardEntries = z
     'a file is listed twice',
   );
 
-const ShardIndexContent = z.strictObject({
-  format: z.literal(FORMAT),
-  version: z.literal(VERSION),
+/** Fields that the index of all shards and the manifest of a part share. */
+export const SHARD_CONTENT = {
   tokenizer: z.strictObject({ name: z.string(), identity: z.string() }),
   vocabSize: Count,
   dtype: z.enum(['u8', 'u16', 'u32']),
@@ -55,6 +54,12 @@ const ShardIndexContent = z.strictObject({
   documents: Count,
   /** Number of binary source files that were skipped. */
   skippedFiles: Count,
+};
+
+const ShardIndexContent = z.strictObject({
+  format: z.literal(FORMAT),
+  version: z.literal(VERSION),
+  ...SHARD_CONTENT,
   shards: ShardEntries.min(1),
 });
 export type ShardIndexContent = z.infer<typeof ShardIndexContent>;

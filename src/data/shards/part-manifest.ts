@@ -5,7 +5,7 @@ import { closeSync, existsSync, fsyncSync, openSync } from 'node:fs';
 import { join } from 'node:path';
 import { z } from 'zod';
 import { writeFully } from '../../files.js';
-import { Count, DamagedShards, INDEX_NAME, readJsonFile, ShardEntries } from './format.js';
+import { Count, DamagedShards, INDEX_NAME, readJsonFile, SHARD_CONTENT, ShardEntries } from './format.js';
 import type { PartNumber } from './groups.js';
 
 const MANIFEST = 'part.json';
@@ -18,13 +18,7 @@ const Content = z.strictObject({
   parts: Count,
   /** Equal for all parts of one corpus (groups.ts). */
   plan: z.string(),
-  tokenizer: z.strictObject({ name: z.string(), identity: z.string() }),
-  vocabSize: Count,
-  dtype: z.enum(['u8', 'u16', 'u32']),
-  separator: Count,
-  tokens: Count,
-  documents: Count,
-  skippedFiles: Count,
+  ...SHARD_CONTENT,
   /** Their `base` counts from the first token of the part. */
   shards: ShardEntries,
 });
