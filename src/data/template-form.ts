@@ -2,11 +2,12 @@
  * How a chat template writes what a model answers. Found by rendering marked messages: a call in an assistant message, and
  * content in its place; the text around the marks is the form.
  */
+import { threadMilliseconds } from '../time-limit.js';
 import { type CallForm, REASONING, type TemplateForm, type WithIds } from './answer-form.js';
 import { type ChatMessage, renderChat } from './chat.js';
 import type { ChatTemplates } from './tokenizer.js';
 
-/** Time after which the rest of a template is not looked at. */
+/** Processor time after which the rest of a template is not looked at. By the clock, the form would depend on other programs. */
 const MAX_MS = 2000;
 const CONTENT = 'Qmarkedcontent';
 const NAMES = ['qmarkednamea', 'qmarkednameb'] as const;
@@ -28,7 +29,7 @@ export function templateForm(chat: ChatTemplates, template = 'default'): Templat
 class Probe {
   readonly #chat: ChatTemplates;
   readonly #template: string;
-  readonly #startedAt = performance.now();
+  readonly #startedAt = threadMilliseconds();
 
   constructor(chat: ChatTemplates, template: string) {
     this.#chat = chat;
@@ -37,7 +38,7 @@ class Probe {
 
   text(messages: readonly ChatMessage[], variables: Readonly<Record<string, unknown>> = {}): string | null {
     // A template that is slow for every message must not be so a dozen times.
-    if (performance.now() - this.#startedAt > MAX_MS) return null;
+    if (threadMilliseconds() - this.#startedAt > MAX_MS) return null;
     const values = { messages, add_generation_prompt: false, tools: null, ...variables };
     try {
       return renderChat(this.#chat, this.#template, values, messages.length);

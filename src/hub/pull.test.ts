@@ -292,14 +292,17 @@ describe('an interrupted download', () => {
 });
 
 describe('a cache that Python made', () => {
-  /** By the rules of huggingface_hub: refs, blobs, snapshots with links, and a mark of a file that does not exist. */
+  /** As huggingface_hub 2.0 leaves it: refs, blobs, snapshots with links, a mark of a file that does not exist, listings. */
   function python(model: HubModel, links: boolean) {
     const home = folder.fresh();
     const root = join(home, 'hub', 'models--owner--small');
     const snapshot = join(root, 'snapshots', SHA);
-    for (const name of ['refs', 'blobs', join('.no_exist', SHA)]) mkdirSync(join(root, name), { recursive: true });
+    for (const name of ['refs', 'blobs', 'trees', join('.no_exist', SHA)])
+      mkdirSync(join(root, name), { recursive: true });
     mkdirSync(snapshot, { recursive: true });
     writeFileSync(join(root, 'refs', 'main'), SHA);
+    writeFileSync(join(home, 'hub', 'CACHEDIR.TAG'), 'Signature: 8a477f597d28d172789f06886806bc55\n');
+    writeFileSync(join(root, 'trees', `${SHA}.json`), '[]');
     writeFileSync(join(root, '.no_exist', SHA, 'chat_template.jinja'), '');
     for (const [i, name] of NEEDED.entries()) {
       const target = links ? join(root, 'blobs', `blob${i}`) : join(snapshot, name);

@@ -13,7 +13,7 @@ import type { Metrics } from './metrics.js';
 import { type Job, type Prompt, requestOf } from './protocol.js';
 import { MessagesTranslation } from './protocols/messages.js';
 import { ResponsesTranslation } from './protocols/responses.js';
-import type { ChatChoice, Translation } from './protocols/translation.js';
+import type { ChatChoice, ChatUsage, Translation } from './protocols/translation.js';
 import type { Turns } from './turns.js';
 
 /** Fields of the log about a request. */
@@ -209,6 +209,7 @@ export class Answer {
         if (this.#job.echo) this.#echo(choice, event.logprobs);
       } else if (event.type === 'token') {
         piece.text += event.text;
+        choice.format.count(event.text);
         if (choice.format.hasPositions) piece.positions.push({ token: event.token, logprobs: event.logprobs ?? null });
       } else {
         piece.text += event.text;
@@ -296,7 +297,13 @@ export class Answer {
   }
 
   #end(frames: string): void {
-    const usage = usageOf(this.#usages(), this.#job.n);
+    const isAborted = this.#choices.some(({ all }) => all.finish === 'abort');
+    if (this.#translation && isAborted) {
+      // Other protocols know no such end, and their clients would read arguments that are cut.
+      this.fail(new HttpError(503, 'the server stops, and ended the answer'));
+      return;
+    }
+    const usage = this.#usage();
     if (this.#stream) {
       if (this.#translation) frames += this.#translation.end(usage);
       this.#endStream(frames + (this.#job.includeUsage ? this.#frame([], { usage }) : ''));
@@ -356,15 +363,18 @@ export class Answer {
     this.#stream?.end();
   }
 
-  #usages(): RequestUsage[] {
-    return this.#choices.flatMap(({ usage }) => (usage ? [usage] : []));
+  /** The tokens of the choices that ended. */
+  #usage(): ChatUsage {
+    const usages = this.#choices.flatMap(({ usage }) => (usage ? [usage] : []));
+    const reasoning = this.#choices.flatMap(({ format: { reasoningTokens: of } }) => (of === null ? [] : [of]));
+    const reasoningTokens = reasoning.length === 0 ? null : reasoning.reduce((sum, one) => sum + one);
+    return usageOf(usages, this.#job.n, reasoningTokens);
   }
 
   /** The response was sent, or the client is gone: what is still running is cancelled. */
   #finish(): void {
-    const usages = this.#usages();
     this.#resolve({
-      usage: usages.length > 0 ? usageOf(usages, this.#job.n) : null,
+      usage: this.#choices.some(({ usage }) => usage) ? this.#usage() : null,
       finish: this.#choices.map(({ all }) => all.finish ?? 'abort'),
       firstTokenMs: this.#firstTokenMs,
       error: this.#error,

@@ -47,7 +47,8 @@ function finishOf(finish: ChoiceFinish | null, hasCalls: boolean): ChoiceFinish 
   return hasCalls && finish === 'stop' ? 'tool_calls' : finish;
 }
 
-export function usageOf(usages: readonly RequestUsage[], n: number): ChatUsage {
+/** `reasoningTokens`: null if the answer does not reason. */
+export function usageOf(usages: readonly RequestUsage[], n: number, reasoningTokens: number | null): ChatUsage {
   const sum = (of: (usage: RequestUsage) => number, every = 1) =>
     usages.reduce((total, usage, i) => total + (i % every === 0 ? of(usage) : 0), 0);
   // A prompt counts once, however many choices it has.
@@ -58,6 +59,7 @@ export function usageOf(usages: readonly RequestUsage[], n: number): ChatUsage {
     completion_tokens: completion,
     total_tokens: prompt + completion,
     prompt_tokens_details: { cached_tokens: sum(({ cachedTokens }) => cachedTokens, n) },
+    ...(reasoningTokens === null ? {} : { completion_tokens_details: { reasoning_tokens: reasoningTokens } }),
   };
 }
 
@@ -71,8 +73,13 @@ export class ChoiceFormat {
   /** Takes the text of a stream apart; null if all of it is the answer. */
   readonly #parser: AnswerParser | null;
   #calls = 0;
+  /** Reads the tokens of an answer that may reason, up to the end of the reasoning. */
+  #reasoning: AnswerParser | null;
+  #reasoningTokens = 0;
+  #hasReasoned = false;
 
   constructor(job: Job, index: number, tokenizer: Tokenizer) {
+    this.#reasoning = job.answer?.reasoning ? new AnswerParser(job.answer) : null;
     this.#parser = job.stream && job.answer ? new AnswerParser(job.answer) : null;
     this.#job = job;
     this.#index = index;
@@ -83,6 +90,22 @@ export class ChoiceFormat {
   /** Whether the answer lists the tokens of the text. */
   get hasPositions(): boolean {
     return this.#job.logprobs !== null || this.#job.returnTokenIds;
+  }
+
+  /** Counts a token of the answer: one of the reasoning, if that has not ended. */
+  count(text: string): void {
+    const parser = this.#reasoning;
+    if (!parser) return;
+    const parts = parser.push(text);
+    this.#hasReasoned ||= parts.some(({ type }) => type === 'reasoning');
+    this.#reasoningTokens += 1;
+    if (parser.isAnswering) this.#reasoning = null;
+  }
+
+  /** Tokens of the reasoning with its tags; null if the answer cannot have any. */
+  get reasoningTokens(): number | null {
+    if (!this.#job.answer?.reasoning) return null;
+    return this.#hasReasoned ? this.#reasoningTokens : 0;
   }
 
   echo({ tokens, text }: Prompt, logprobs: PackedLogprobs): Echo {

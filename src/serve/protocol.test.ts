@@ -3,6 +3,7 @@ import { createTokenizer } from '../data/tokenizer.js';
 import { UsageError } from '../errors.js';
 import { HttpError } from '../http/error.js';
 import { StructuredOutput } from '../infer/structured/structured-output.js';
+import { threadMilliseconds } from '../time-limit.js';
 import { roomWarnings } from './host.js';
 import { type Job, PARSERS, parseCompletion, requestOf, type ServedModel, tokenize } from './protocol.js';
 
@@ -160,10 +161,10 @@ describe('a request is refused before work starts', () => {
   it('at the first message or part that is wrong', () => {
     const chat = { ...model, chat: { templates: new Map([['default', 'x']]), variables: {} } };
     const many = new Array(200_000).fill(1);
-    const startedAt = performance.now();
+    const startedAt = threadMilliseconds();
     for (const messages of [many, [{ role: 'user', content: many }]])
       expect(() => PARSERS.chat({ messages }, chat, () => {})).toThrow(/^messages\.0/);
     expect(() => PARSERS.detokenize({ tokens: new Array(200_000).fill(-1) }, model, () => {})).toThrow(/^tokens/);
-    expect(performance.now() - startedAt).toBeLessThan(1000); // 3 s with an error for each
+    expect(threadMilliseconds() - startedAt).toBeLessThan(1000); // 3 s with an error for each
   });
 });

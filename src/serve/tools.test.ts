@@ -179,6 +179,48 @@ it('reasoning is apart from the content, streamed or not, and comes before requi
   expectCalls(calls);
 });
 
+it('counts the tokens of the reasoning, in every protocol', async () => {
+  const client = await start('reasoner');
+  const { usage } = await client.chat.completions.create({
+    ...BASE,
+    tools: undefined,
+    max_tokens: 30,
+    seed: 5,
+  } as never);
+  expect(usage).toMatchObject({ completion_tokens: 30, completion_tokens_details: { reasoning_tokens: 30 } });
+  const { usage: called } = await client.chat.completions.create({ ...BASE, tool_choice: 'required', seed: 1 });
+  const { reasoning_tokens: thought = 0 } = called?.completion_tokens_details ?? {};
+  expect(thought).toBeGreaterThan(0);
+  expect(thought).toBeLessThan(called?.completion_tokens ?? 0);
+  const { usage: other } = await client.responses.create({ model: 'tiny', input: 'Weather?', max_output_tokens: 9 });
+  expect(other).toMatchObject({ output_tokens: 9, output_tokens_details: { reasoning_tokens: 9 } });
+  const url = `${open.at(-1)?.server.url}/v1/messages`;
+  const body = { model: 'tiny', max_tokens: 9, messages: BASE.messages };
+  const answer = await fetch(url, { method: 'POST', body: JSON.stringify(body) });
+  expect(await answer.json()).toMatchObject({ usage: { output_tokens_details: { thinking_tokens: 9 } } });
+  const plain = await (await start('qwen25')).chat.completions.create({ ...BASE, max_tokens: 3 });
+  expect(plain.usage).not.toHaveProperty('completion_tokens_details');
+});
+
+it('tells clients of the other protocols that the server stopped, instead of an answer that looks whole', async () => {
+  await start('qwen25');
+  const { server, host } = open.at(-1)!;
+  const ask = (path: string, body: object) =>
+    fetch(server.url + path, { method: 'POST', body: JSON.stringify({ model: 'tiny', stream: true, ...body }) });
+  const [responses, messages, whole] = await Promise.all([
+    ask('/v1/responses', { input: 'Weather?', ignore_eos: true }),
+    ask('/v1/messages', { messages: BASE.messages, max_tokens: 3000 }),
+    ask('/v1/messages', { messages: BASE.messages, max_tokens: 3000, stream: false }),
+    expect
+      .poll(() => host.stats().running, { timeout: 30_000 })
+      .toBe(3)
+      .then(() => server.drain(0)),
+  ]);
+  expect(await responses.text()).toMatch(/event: response\.failed\ndata: .*the server stops[^\n]*\n\n$/);
+  expect(await messages.text()).toMatch(/event: error\ndata: .*"overloaded_error"[^\n]*\n\n$/);
+  expect(whole.status).toBe(503);
+});
+
 it("answers Open WebUI's request: tools in every chat, schemas with titles and defaults, a stream with its usage", async () => {
   const client = await start('smollm3');
   const parameters = {

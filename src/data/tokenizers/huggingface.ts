@@ -159,7 +159,13 @@ function limited({ path, file }: TokenizerFiles, assembled: Assembled): Assemble
   return {
     ...assembled,
     ...((pattern !== undefined || !isPlainModel) && {
-      encodeInto: (text, ...rest) => within(text.length, pattern, () => encodeInto(text, ...rest)),
+      encodeInto: (text, buffer, ...rest) => {
+        const { length } = buffer;
+        within(text.length, pattern, () => {
+          buffer.length = length; // an attempt that was interrupted has added some
+          encodeInto(text, buffer, ...rest);
+        });
+      },
     }),
     ...(decoderPattern !== undefined && {
       decode: (tokens) => within(tokens.length, decoderPattern, () => decode(tokens)),

@@ -27,13 +27,15 @@ const ANNOTATIONS = new Set(
     'readOnly',
     'writeOnly',
     'discriminator',
+    'contentEncoding',
+    'contentMediaType',
   ].concat(['$schema', '$id', '$comment', '$anchor', '$defs', 'definitions']),
 );
 const TYPES = ['object', 'array', 'string', 'number', 'integer', 'boolean', 'null'] as const;
 type Type = (typeof TYPES)[number];
 /** Keywords of one type. Those of other types do not apply to its values. */
 const KEYWORDS: Readonly<Record<Type, readonly string[]>> = {
-  object: ['properties', 'required', 'additionalProperties'],
+  object: ['properties', 'required', 'additionalProperties', 'propertyNames'],
   array: ['items', 'prefixItems', 'minItems', 'maxItems', 'uniqueItems'],
   string: ['minLength', 'maxLength', 'pattern', 'format'],
   number: ['minimum', 'maximum', 'exclusiveMinimum', 'exclusiveMaximum'],
@@ -48,6 +50,8 @@ const DAY =
   '(?:(?:0[13578]|1[02])-(?:0[1-9]|[12]\\d|3[01])|(?:0[469]|11)-(?:0[1-9]|[12]\\d|30)|02-(?:0[1-9]|1\\d|2[0-8]))';
 const TIME = '(?:[01]\\d|2[0-3]):[0-5]\\d:[0-5]\\d(?:\\.\\d{1,6})?(?:Z|[+-](?:[01]\\d|2[0-3]):[0-5]\\d)';
 const BYTE = '(?:\\d|[1-9]\\d|1\\d\\d|2[0-4]\\d|25[0-5])';
+const NAMES = '(?:[A-Za-z0-9]{1,24}[.-]){0,5}[A-Za-z]{2,24}';
+const URI_TEXT = "(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-F]{2})*";
 const FORMATS: Readonly<Record<string, string>> = {
   date: `^\\d{4}-${DAY}$`,
   time: `^${TIME}$`,
@@ -56,6 +60,8 @@ const FORMATS: Readonly<Record<string, string>> = {
   email:
     '^[A-Za-z0-9_+-]{1,24}(?:\\.[A-Za-z0-9_+-]{1,24}){0,3}@[A-Za-z0-9]{1,24}(?:[.-][A-Za-z0-9]{1,24}){0,3}\\.[A-Za-z]{2,12}$',
   ipv4: `^${BYTE}(?:\\.${BYTE}){3}$`,
+  uri: `^https?://${NAMES}(?::[1-9]\\d{0,3})?(?:/${URI_TEXT})*(?:\\?${URI_TEXT})?(?:#${URI_TEXT})?$`,
+  hostname: `^${NAMES}$`,
 };
 
 const MAX_DEPTH = 100;
@@ -238,9 +244,10 @@ class SchemaCompiler {
     const maxLength = count(schema, 'maxLength', at) ?? Number.POSITIVE_INFINITY;
     const { pattern, format } = schema;
     const hasLength = 'minLength' in schema || 'maxLength' in schema;
-    if ([pattern !== undefined, format !== undefined, hasLength].filter(Boolean).length > 1)
+    // Libraries that write schemas give a format the pattern that it stands for.
+    if ((pattern !== undefined || format !== undefined) && hasLength)
       throw new UsageError(
-        `${place(at)}: only one of "pattern", "format" and minLength with maxLength is supported at a time`,
+        `${place(at)}: minLength and maxLength are not supported together with "pattern" or "format"`,
       );
     if (pattern === undefined && format === undefined) {
       if (maxLength < minLength) return; // no text
@@ -249,7 +256,7 @@ class SchemaCompiler {
     }
     if (pattern !== undefined && typeof pattern !== 'string')
       throw new UsageError(`${place(at)}: "pattern" must be a text`);
-    if (format !== undefined && !(typeof format === 'string' && Object.hasOwn(FORMATS, format)))
+    if (pattern === undefined && !(typeof format === 'string' && Object.hasOwn(FORMATS, format)))
       throw new UsageError(
         `${place(at)}: "format" ${JSON.stringify(format)} is not supported; use one of ${Object.keys(FORMATS).join(', ')}`,
       );
@@ -328,7 +335,10 @@ class SchemaCompiler {
   }
 
   #object(schema: Members, at: string, start: Node, end: Node): void {
-    const { properties = {}, required = [], additionalProperties } = schema;
+    const { properties = {}, required = [], additionalProperties, propertyNames } = schema;
+    // Names are texts: this is what libraries write for maps.
+    if (propertyNames !== undefined && propertyNames !== true && !isPlainText(propertyNames))
+      throw new UsageError(`${place(at)}: "propertyNames" is supported as {"type": "string"} only`);
     const declared = object(properties, `${at}/properties`);
     if (!Array.isArray(required) || required.some((name) => typeof name !== 'string'))
       throw new UsageError(`${place(at)}: "required" must be a list of names`);
@@ -408,6 +418,11 @@ function spaceRule(builder: GrammarBuilder): Node {
     at = next;
   }
   return start;
+}
+
+function isPlainText(schema: unknown): boolean {
+  const entries = Object.entries(schema ?? {});
+  return entries.length === 1 && entries[0].join() === 'type,string';
 }
 
 function place(at: string): string {

@@ -159,6 +159,41 @@ describe('documents that a schema allows', () => {
     expect(wrong.filter((text) => accepts(schema, text))).toEqual([]);
   });
 
+  const zodDay = '\\d{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12]\\d|3[01])|(?:0[469]|11)-(?:0[1-9]|[12]\\d|30))';
+  it.each<[string, JsonSchema, string]>([
+    ['a URI', { type: 'string', format: 'uri' }, '"https://example.org:80/a/%20b?c=d#e"'],
+    ['a host', { type: 'string', format: 'hostname' }, '"a.example-1.org"'],
+    [
+      'a format beside its pattern',
+      {
+        type: 'string',
+        format: 'date-time',
+        pattern: `^${zodDay}T(?:(?:[01]\\d|2[0-3]):[0-5]\\d:[0-5]\\d(?:\\.\\d+)?(?:Z))$`,
+      },
+      '"2026-01-31T23:59:59.5Z"',
+    ],
+    [
+      'an id with its pattern',
+      {
+        ...{ type: 'string', format: 'uuid' },
+        pattern: '^([0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[1-8][0-9a-fA-F]{3}-[89abAB][0-9a-fA-F]{3}-[0-9a-fA-F]{12})$',
+      },
+      '"0188A1b2-0000-7000-8000-00000000000f"',
+    ],
+    [
+      'a map',
+      { type: 'object', propertyNames: { type: 'string' }, additionalProperties: { type: 'string' } },
+      '{"a":"b","c":""}',
+    ],
+    ['an annotated text', { type: 'string', contentMediaType: 'text/html' }, '"<p>"'],
+  ])('as libraries write schemas: %s', (_, schema, text) => {
+    expect(accepts(schema, text)).toBe(true);
+    for (let seed = 1; seed <= 10; seed++) {
+      const drawn = draw('byte', schema, 90, random(seed));
+      expect(isValid(JSON.parse(drawn.text), schema), drawn.text).toBe(true);
+    }
+  });
+
   it('are the same until the tokens run out, then end as soon as they can', () => {
     const schema: JsonSchema = {
       type: 'object',
@@ -198,6 +233,8 @@ describe('refusals', () => {
     [{ type: 'string', pattern: 'a\\b' }, '\\b is not supported'],
     [{ type: 'string', pattern: '(' }, 'unfinished end'],
     [{ type: 'string', format: 'idn-email' }, '"format" "idn-email"'],
+    [{ type: 'string', format: 'email', minLength: 9 }, 'minLength and maxLength are not supported together with'],
+    [{ type: 'object', propertyNames: { pattern: 'a' } }, '"propertyNames" is supported as'],
     [{ $ref: 'https://example.org/x' }, 'must point into the schema'],
     [{ $ref: '#/$defs/x%' }, 'points to nothing'],
     [{ $ref: '#' }, 'no finite document'],

@@ -20,6 +20,7 @@ const OWN = [
 ];
 
 type Fields = Readonly<Record<string, unknown>>;
+type Block = Fields & { readonly type: string };
 
 export function chatOfMessages(given: Fields): TranslatedBody {
   const { system, tools, tool_choice: choice, max_tokens: most, stop_sequences: stop, thinking } = given;
@@ -150,7 +151,8 @@ const TYPES: Readonly<Record<number, string>> = {
 
 /** The body of an error in the form of this protocol. */
 export function messagesError({ status, message }: HttpError): object {
-  return { type: 'error', error: { type: TYPES[status] ?? 'api_error', message } };
+  const type = TYPES[status] ?? (status < 500 ? 'invalid_request_error' : 'api_error');
+  return { type: 'error', error: { type, message } };
 }
 
 const REASONS: Readonly<Record<string, string>> = { length: 'max_tokens', tool_calls: 'tool_use' };
@@ -158,7 +160,7 @@ const REASONS: Readonly<Record<string, string>> = { length: 'max_tokens', tool_c
 export class MessagesTranslation implements Translation {
   readonly #request: TranslatedRequest;
   /** The type of the block that is being written. */
-  #open: 'text' | 'thinking' | 'tool_use' | null = null;
+  #open: string | null = null;
   #index = -1;
   #end: ChatChoice = { finish_reason: 'stop' };
 
@@ -167,7 +169,11 @@ export class MessagesTranslation implements Translation {
   }
 
   begin(): string {
-    const usage = { input_tokens: this.#request.promptTokens, output_tokens: 0 };
+    const { promptTokens } = this.#request;
+    const usage = usageOf({
+      ...{ prompt_tokens: promptTokens, completion_tokens: 0, total_tokens: promptTokens },
+      prompt_tokens_details: { cached_tokens: 0 },
+    });
     return this.#event('message_start', { message: this.#message([], null, usage) });
   }
 
@@ -177,20 +183,22 @@ export class MessagesTranslation implements Translation {
     let frames = '';
     if (delta.reasoning_content)
       frames +=
-        this.#begin('thinking', { thinking: '', signature: '' }) +
+        this.#begin({ type: 'thinking', thinking: '', signature: '' }) +
         this.#delta({ type: 'thinking_delta', thinking: delta.reasoning_content });
     if (delta.content)
-      frames += this.#begin('text', { text: '' }) + this.#delta({ type: 'text_delta', text: delta.content });
+      frames +=
+        this.#begin({ type: 'text', text: '', citations: null }) +
+        this.#delta({ type: 'text_delta', text: delta.content });
     for (const { id, function: of } of delta.tool_calls ?? [])
       frames +=
         id === undefined
           ? this.#delta({ type: 'input_json_delta', partial_json: of.arguments })
-          : this.#stop() + this.#begin('tool_use', { id, name: of.name, input: {} });
+          : this.#stop() + this.#begin({ ...toolUse(id, of.name), input: {} });
     return frames;
   }
 
   end(usage: ChatUsage): string {
-    const delta = stopOf(this.#end);
+    const delta = { ...stopOf(this.#end), container: null };
     return (
       this.#stop() + this.#event('message_delta', { delta, usage: usageOf(usage) }) + this.#event('message_stop', {})
     );
@@ -205,30 +213,30 @@ export class MessagesTranslation implements Translation {
     const content: object[] = [];
     if (message.reasoning_content)
       content.push({ type: 'thinking', thinking: message.reasoning_content, signature: '' });
-    if (message.content) content.push({ type: 'text', text: message.content });
-    // A server that stops cuts answers off, also inside of arguments.
-    const calls = choice.finish_reason === 'abort' ? [] : (message.tool_calls ?? []);
-    for (const { id, function: of } of calls)
-      content.push({ type: 'tool_use', id, name: of.name, input: JSON.parse(of.arguments) as unknown });
+    if (message.content) content.push({ type: 'text', text: message.content, citations: null });
+    for (const { id, function: of } of message.tool_calls ?? [])
+      content.push({ ...toolUse(id, of.name), input: JSON.parse(of.arguments) as unknown });
     return this.#message(content, choice, usageOf(usage));
   }
 
   #message(content: readonly object[], choice: ChatChoice | null, usage: object): object {
-    const stop = choice ? stopOf(choice) : { stop_reason: null, stop_sequence: null };
+    const stop = choice ? stopOf(choice) : { stop_reason: null, stop_sequence: null, stop_details: null };
     const { id, model } = this.#request;
-    return { id, type: 'message', role: 'assistant', model, content, ...stop, usage };
+    const none = { container: null, diagnostics: null };
+    return { id, type: 'message', role: 'assistant', model, content, ...stop, ...none, usage };
   }
 
   #event(type: string, fields: object): string {
     return eventFrame(JSON.stringify({ type, ...fields }), { event: type });
   }
 
-  #begin(type: 'text' | 'thinking' | 'tool_use', fields: object): string {
-    if (this.#open === type) return '';
+  /** Begins a block, unless one of its type is being written. */
+  #begin(block: Block): string {
+    if (this.#open === block.type) return '';
     const frames = this.#stop();
-    this.#open = type;
+    this.#open = block.type;
     this.#index += 1;
-    return frames + this.#event('content_block_start', { index: this.#index, content_block: { type, ...fields } });
+    return frames + this.#event('content_block_start', { index: this.#index, content_block: block });
   }
 
   #delta(delta: object): string {
@@ -243,19 +251,25 @@ export class MessagesTranslation implements Translation {
 }
 
 function stopOf({ finish_reason: finish, stop_reason: stop }: ChatChoice): object {
-  if (stop !== undefined && finish === 'stop') return { stop_reason: 'stop_sequence', stop_sequence: stop };
-  return { stop_reason: REASONS[finish ?? ''] ?? 'end_turn', stop_sequence: null };
+  const isStop = stop !== undefined && finish === 'stop';
+  const reason = isStop ? 'stop_sequence' : (REASONS[finish ?? ''] ?? 'end_turn');
+  return { stop_reason: reason, stop_sequence: isStop ? stop : null, stop_details: null };
 }
 
-/** Tokens from the prefix cache are counted apart. */
+function toolUse(id: string | undefined, name: string | undefined): Block {
+  return { type: 'tool_use', ...{ id, name, caller: { type: 'direct' } } };
+}
+
+/** Tokens from the prefix cache are counted apart. The fields that are null belong to what this server does not have. */
 function usageOf({
   prompt_tokens: prompt,
   completion_tokens: output,
-  prompt_tokens_details: details,
+  prompt_tokens_details: { cached_tokens: cached },
+  completion_tokens_details: details,
 }: ChatUsage): object {
-  const { cached_tokens: cached } = details;
   return {
     ...{ input_tokens: prompt - cached, cache_creation_input_tokens: 0, cache_read_input_tokens: cached },
-    output_tokens: output,
+    ...{ output_tokens: output, output_tokens_details: details && { thinking_tokens: details.reasoning_tokens } },
+    ...{ cache_creation: null, inference_geo: null, server_tool_use: null, service_tier: null, speed: null },
   };
 }

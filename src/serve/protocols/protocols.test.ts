@@ -81,6 +81,23 @@ describe('/v1/responses', () => {
     const translation = new ResponsesTranslation(request);
     const frames = translation.chunk(CHUNKS[1]) + translation.fail(new HttpError(500, 'gone'));
     expect(events(frames).at(-1)).toMatchObject({ type: 'response.failed', response: { error: { message: 'gone' } } });
+    expect(cut).toMatchObject({ output: [{ type: 'message', status: 'incomplete' }] });
+    const ended = new ResponsesTranslation(request);
+    const all = events(
+      [...CHUNKS.slice(1, 6), { delta: {}, finish_reason: 'length' }].map((chunk) => ended.chunk(chunk)).join('') +
+        ended.end({ ...usage, completion_tokens_details: { reasoning_tokens: 2 } }),
+    );
+    // The text ended by itself; arguments are whole also where the tokens decided that they end.
+    expect(all.at(-1)).toMatchObject({
+      type: 'response.incomplete',
+      response: {
+        output: [
+          { type: 'message', status: 'completed' },
+          { type: 'function_call', status: 'completed' },
+        ],
+        usage: { output_tokens_details: { reasoning_tokens: 2 } },
+      },
+    });
   });
 
   it('makes one message of the items of a turn', () => {
@@ -130,6 +147,7 @@ describe('/v1/responses', () => {
     [{ input: [{ role: 'user', content: [{ type: 'input_image' }] }] }, 'input.0.content: expected a text'],
     [{ tools: [{ type: 'web_search' }] }, 'tools.0.type: only tools of the type function'],
     [{ input: 7 }, 'input: expected a text or a list'],
+    [{ top_logprobs: 2 }, 'top_logprobs is not supported here'],
   ])('refuses %j', (body, message) => expect(() => chatOfResponses({ input: 'a', ...body })).toThrow(message));
 });
 
@@ -216,10 +234,14 @@ describe('/v1/messages', () => {
     expect(() => chatOfMessages({ messages: [{ role: 'user', content: 'a' }], ...body })).toThrow(message),
   );
 
-  it('has errors of its own form', () => {
-    expect(messagesError(new HttpError(429, 'later'))).toEqual({
+  it.each([
+    [405, 'invalid_request_error'],
+    [500, 'api_error'],
+    [429, 'rate_limit_error'],
+  ])('has errors of its own form: %d', (status, type) => {
+    expect(messagesError(new HttpError(status, 'later'))).toEqual({
       type: 'error',
-      error: { type: 'rate_limit_error', message: 'later' },
+      error: { type, message: 'later' },
     });
   });
 });

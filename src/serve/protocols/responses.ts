@@ -17,7 +17,7 @@ const STATEFUL = ['previous_response_id', 'conversation', 'background', 'prompt'
 /** Accepted without effect: hints, and fields about storing. */
 const IGNORED = [
   ...['store', 'include', 'truncation', 'service_tier', 'prompt_cache_key', 'prompt_cache_retention'],
-  ...['safety_identifier', 'max_tool_calls', 'top_logprobs', 'context_management'],
+  ...['safety_identifier', 'max_tool_calls', 'context_management'],
 ];
 const OWN = [
   'input',
@@ -40,6 +40,11 @@ export function chatOfResponses(given: Fields): TranslatedBody {
         param: name,
         code: 'unsupported_parameter',
       });
+  if (given['top_logprobs'] !== undefined && given['top_logprobs'] !== 0)
+    throw new HttpError(400, 'top_logprobs is not supported here: use /v1/chat/completions', {
+      param: 'top_logprobs',
+      code: 'unsupported_parameter',
+    });
   const { input, instructions, tools, tool_choice: choice, text, reasoning, max_output_tokens: most, stop } = given;
   const effort = isObject(reasoning) ? reasoning['effort'] : undefined;
   const format = isObject(text) ? responseFormat(text['format']) : undefined;
@@ -56,7 +61,7 @@ export function chatOfResponses(given: Fields): TranslatedBody {
     ...(stop === undefined ? {} : { stop }),
     ...(effort === undefined || effort === null ? {} : { reasoning_effort: effort }),
   };
-  const known = [...PASSED, ...OWN, ...IGNORED, ...STATEFUL];
+  const known = [...PASSED, ...OWN, ...IGNORED, ...STATEFUL, 'top_logprobs'];
   const unknown = Object.keys(given).filter((name) => !known.includes(name));
   const echoed = {
     ...{ max_output_tokens: most ?? null, temperature: given['temperature'] ?? 1, top_p: given['top_p'] ?? 1 },
@@ -152,6 +157,7 @@ function responseFormat(format: unknown): unknown {
 }
 
 type Item = { type: 'message' | 'reasoning' | 'function_call'; id: string; text: string; name: string; callId: string };
+type ItemStatus = 'in_progress' | 'completed' | 'incomplete';
 
 export class ResponsesTranslation implements Translation {
   readonly #request: TranslatedRequest;
@@ -182,7 +188,7 @@ export class ResponsesTranslation implements Translation {
 
   end(usage: ChatUsage): string {
     const isCut = this.#finish === 'length';
-    const frames = this.#close();
+    const frames = this.#close(isCut);
     const response = this.#response(isCut ? 'incomplete' : 'completed', usage);
     return frames + this.#event(isCut ? 'response.incomplete' : 'response.completed', { response });
   }
@@ -190,7 +196,7 @@ export class ResponsesTranslation implements Translation {
   fail(error: HttpError): string {
     const { message } = error;
     const response = { ...this.#response('failed', null), error: { code: 'server_error', message } };
-    return this.#close() + this.#event('response.failed', { response });
+    return this.#close(true) + this.#event('response.failed', { response });
   }
 
   whole({ message = {}, finish_reason: finish }: ChatChoice, usage: ChatUsage): object {
@@ -211,7 +217,9 @@ export class ResponsesTranslation implements Translation {
   /** The response with the items so far. */
   #response(status: string, usage: ChatUsage | null): object {
     const { id, model, created, echoed } = this.#request;
-    const output = status === 'in_progress' ? [] : this.#items.map((item) => item && itemOf(item, 'completed'));
+    const isCut = status !== 'completed';
+    const last = this.#items.at(-1);
+    const output = this.#items.map((item) => itemOf(item, endOf(item, isCut && item === last)));
     return {
       ...{ id, object: 'response', created_at: created, status, error: null },
       incomplete_details: status === 'incomplete' ? { reason: 'max_output_tokens' } : null,
@@ -221,7 +229,7 @@ export class ResponsesTranslation implements Translation {
         input_tokens: usage.prompt_tokens,
         input_tokens_details: usage.prompt_tokens_details,
         output_tokens: usage.completion_tokens,
-        output_tokens_details: { reasoning_tokens: 0 },
+        output_tokens_details: usage.completion_tokens_details ?? { reasoning_tokens: 0 },
         total_tokens: usage.total_tokens,
       },
     };
@@ -247,7 +255,8 @@ export class ResponsesTranslation implements Translation {
     return frames;
   }
 
-  #close(): string {
+  /** `isCut`: the answer ends here, because the tokens are used up or the server failed. */
+  #close(isCut = false): string {
     const item = this.#items.at(-1);
     if (!item || !this.#isOpen) return '';
     this.#isOpen = false;
@@ -266,7 +275,8 @@ export class ResponsesTranslation implements Translation {
         ...{ item_id: id, output_index: this.#at, name, arguments: text },
       });
     return (
-      frames + this.#event('response.output_item.done', { output_index: this.#at, item: itemOf(item, 'completed') })
+      frames +
+      this.#event('response.output_item.done', { output_index: this.#at, item: itemOf(item, endOf(item, isCut)) })
     );
   }
 
@@ -305,8 +315,13 @@ function summaryPart(text: string): object {
   return { type: 'summary_text', text };
 }
 
-function itemOf({ type, id, text, name, callId }: Item, status: 'in_progress' | 'completed'): object {
-  const isDone = status === 'completed';
+/** How an item ended. Arguments of calls are whole also where the tokens are used up. */
+function endOf({ type }: Item, isCut: boolean): ItemStatus {
+  return isCut && type !== 'function_call' ? 'incomplete' : 'completed';
+}
+
+function itemOf({ type, id, text, name, callId }: Item, status: ItemStatus): object {
+  const isDone = status !== 'in_progress';
   if (type === 'message') return { type, id, status, role: 'assistant', content: isDone ? [textPart(text)] : [] };
   if (type === 'reasoning') return { type, id, summary: isDone ? [summaryPart(text)] : [] };
   return { type, id, status, call_id: callId, name, arguments: text };

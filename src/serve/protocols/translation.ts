@@ -32,6 +32,8 @@ export interface ChatUsage {
   readonly completion_tokens: number;
   readonly total_tokens: number;
   readonly prompt_tokens_details: { readonly cached_tokens: number };
+  /** Where the answer may reason. */
+  readonly completion_tokens_details?: { readonly reasoning_tokens: number };
 }
 
 /** Facts about a request that its answer repeats. */

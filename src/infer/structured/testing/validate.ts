@@ -7,8 +7,10 @@ const FORMATS: Readonly<Record<string, (text: string) => boolean>> = {
   date: (text) => /^\d{4}-\d\d-\d\d$/.test(text) && isDate(text),
   'date-time': (text) => /^\d{4}-\d\d-\d\dT/.test(text) && isDate(text.slice(0, 10)) && !Number.isNaN(Date.parse(text)),
   time: (text) => !Number.isNaN(Date.parse(`2000-01-01T${text}`)),
-  uuid: (text) => /^[\da-f]{8}(-[\da-f]{4}){3}-[\da-f]{12}$/.test(text),
+  uuid: (text) => /^[\da-f]{8}(-[\da-f]{4}){3}-[\da-f]{12}$/i.test(text),
   email: (text) => /^[^@\s]+@[^@\s]+\.[^@\s.]+$/.test(text),
+  uri: (text) => URL.canParse(text),
+  hostname: (text) => URL.canParse(`http://${text}/`),
   ipv4: (text) =>
     text.split('.').length === 4 && text.split('.').every((part) => Number(part) <= 255 && `${Number(part)}` === part),
 };
