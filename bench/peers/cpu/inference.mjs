@@ -1,7 +1,8 @@
 // Decoding and prompts on this machine's CPU beside llama.cpp: the same random weights, peers in turns.
 //
 //   npm run build
-//   node bench/peers/cpu/inference.mjs [--folder F] [--rounds 5] [--threads 1,2] [--tasks decode,prompt] [--json]
+//   node bench/peers/cpu/inference.mjs [--folder F] [--rounds 5] [--threads 1,2] [--tasks decode,prompt]
+//                                      [--types f32,bf16,int8] [--json]
 //
 // The folder (default: a new one under the system's temporary folder) gets node-llama-cpp by npm, checkpoints of the 135M shape
 // and GGUF files, about 3 GB, and is used again if it is named. All figures are per second of processor time of all threads,
@@ -23,6 +24,7 @@ const { values: options } = parseArgs({
     rounds: { type: 'string', default: '5' },
     threads: { type: 'string', default: '1,2' },
     tasks: { type: 'string', default: Object.keys(TASKS).join() },
+    types: { type: 'string', default: 'f32,bf16,int8' },
     json: { type: 'boolean', default: false },
   },
 });
@@ -77,11 +79,11 @@ const PAIRS = [
   ['trefoil f32', 'llama F32'],
   ['trefoil bf16', 'llama BF16'],
   ['trefoil int8', 'llama Q8_0'],
-];
+].filter(([ours]) => options.types.split(',').some((type) => ours.endsWith(type)));
 const ONLY_BF16 = ['trefoil bf16'];
-const peersOf = (task) => (task.startsWith('batch') ? ONLY_BF16 : Object.keys(PEERS));
+const peersOf = (task) => (task.startsWith('batch') ? ONLY_BF16 : PAIRS.flat());
 
-const results = [];
+const results = []; // with --rounds 0 only the files are made
 for (let round = 0; round < Number(options.rounds); round++)
   for (const threads of options.threads.split(','))
     for (const task of tasks)
@@ -95,7 +97,7 @@ const median = (values) => [...values].sort((a, b) => a - b)[Math.floor(values.l
 const of = (name, task, threads) =>
   results.filter((row) => row.name === name && row.task === task && row.threads === threads);
 const rows = [];
-for (const threads of options.threads.split(',').map(Number))
+for (const threads of results.length === 0 ? [] : options.threads.split(',').map(Number))
   for (const task of tasks) {
     const pairs = task.startsWith('batch') ? [] : PAIRS;
     for (const [ours, theirs] of pairs) {
@@ -133,7 +135,8 @@ for (const threads of options.threads.split(',').map(Number))
       spread,
     });
   }
-if (options.json) {
+if (results.length === 0) say(`${folder} is ready`);
+else if (options.json) {
   const files = Object.fromEntries(
     Object.entries(checkpoints).map(([name, path]) => [name, statSync(join(path, 'model.safetensors')).size]),
   );

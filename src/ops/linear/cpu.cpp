@@ -19,6 +19,7 @@ constexpr int64_t kSmallProduct = 1 << 24;  // multiplications of a product that
 constexpr int64_t kSetFloats = 512;   // of kDepthBlock rows so far apart, or a multiple, L2 holds no more than a part
 constexpr int64_t kFewestTasks = 4;   // smaller chunks rather than fewer tasks, as far as there are panels
 constexpr int64_t kStreamRows = 12;   // rows of a product that reads packed weights as a stream from memory
+constexpr int64_t kRoundedNumbers = 1 << 14;  // of activations that one task rounds to int8
 constexpr int64_t kStreamBytes = 1 << 15;  // of packed weights that one task of few rows reads at least
 
 struct Operand {
@@ -152,14 +153,29 @@ void product(const Operand& a, const Operand& b, float* c, int64_t m, int64_t n,
   multiply_blocks(a, panel, c, m, n, depth, accumulate, plus);
 }
 
+// Rounds x [rows, inputs] in scratch memory of the calling thread.
+Activations<Int8> rounded(const float* x, int64_t rows, int64_t inputs) {
+  const int64_t groups = (inputs + kGroup - 1) / kGroup, width = groups * kGroup;
+  Rounded* q = scratch<Rounded>(0, rows * width);
+  float* scales = scratch<float>(1, rows * groups);
+  Offset* offsets = scratch<Offset>(2, rows * groups);
+  parallel_chunks(rows, std::max<int64_t>(1, kRoundedNumbers / std::max<int64_t>(1, inputs)), [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) round_row(x + r * inputs, inputs, q + r * width, scales + r * groups, offsets + r * groups);
+  });
+  return {q, scales, offsets, width, groups};
+}
+
 // y [rows, outputs] = x [rows, inputs] wᵀ, then `plus` is added unless null.
 template <class T>
 void product_packed(const float* x, const Packed<T>& w, float* y, int64_t rows, int64_t outputs, const float* plus) {
   const int64_t panel_count = panels(outputs), slab = w.slab();
+  Activations<T> from;
+  if constexpr (T::kScaled) from = rounded(x, rows, w.depth);
+  else from = {x, w.depth};
   if (rows <= kStreamRows) {  // every weight is read once, as it lies in memory
     parallel_chunks(panel_count, std::max<int64_t>(1, kStreamBytes / w.panel_bytes()), [&](int64_t begin, int64_t end) {
       for (int64_t p = begin; p < end; ++p)
-        for (int64_t k0 = 0; k0 < w.depth; k0 += slab) stream_panel(w, p, k0, x, rows, y, outputs, plus);
+        for (int64_t k0 = 0; k0 < w.depth; k0 += slab) stream_panel(w, p, k0, from, 0, rows, y, outputs, plus);
     });
     return;
   }
@@ -174,7 +190,7 @@ void product_packed(const float* x, const Packed<T>& w, float* y, int64_t rows, 
       const int64_t p0 = index % chunks * chunk, p1 = std::min(panel_count, p0 + chunk);
       const float* added = plus == nullptr ? nullptr : plus + r0 * outputs;
       for (int64_t k0 = 0; k0 < w.depth; k0 += slab)
-        for (int64_t p = p0; p < p1; ++p) stream_panel(w, p, k0, x + r0 * w.depth, count, y + r0 * outputs, outputs, added);
+        for (int64_t p = p0; p < p1; ++p) stream_panel(w, p, k0, from, r0, count, y + r0 * outputs, outputs, added);
     });
   }
 }
@@ -358,9 +374,8 @@ void packed_rows(char* packed, int64_t type, const int32_t* ids, float* y, int32
     parallel_chunks(count, 4, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         const int64_t p = ids[i] / kPanel, j = ids[i] % kPanel;
-        const typename T::Stored* from = w.at(p, 0) + position<T>(j);
         for (int64_t k = 0; k < inputs; ++k) {
-          const float x = T::widen_one(from[k * kPanel]);
+          const float x = T::widen_one(w.element(p, k, j));
           y[i * inputs + k] = T::kScaled ? x * w.scales(p, k)[j] : x;
         }
       }

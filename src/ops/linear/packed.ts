@@ -15,8 +15,8 @@ export const packedSignatures = {
 const kernels = defineKernels(import.meta.url, packedSignatures);
 
 /**
- * The type of a packed matrix: the numbers of a file as they are, or int8 with one scale for each output and 64 inputs. In the
- * order of `with_type` in packed.h.
+ * The type of a packed matrix: the numbers of a file as they are, or int8 with one scale for each output and 64 inputs, whose
+ * products round their activations in the same way. In the order of `with_type` in packed.h.
  */
 export const WEIGHT_TYPES = ['f32', 'bf16', 'f16', 'int8'] as const;
 export type WeightType = (typeof WEIGHT_TYPES)[number];

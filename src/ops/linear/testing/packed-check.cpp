@@ -12,6 +12,28 @@ float random_number() {
   return static_cast<float>(static_cast<int32_t>(state)) * 0x1p-31f;
 }
 
+// The product with weights and activations in int8, number by number.
+void plain_int8(const Packed<Int8>& w, const float* x, float* y, int64_t rows, int64_t outputs) {
+  const int64_t depth = w.depth;
+  for (int64_t r = 0; r < rows; ++r, x += depth, y += outputs)
+    for (int64_t j = 0; j < outputs; ++j)
+      for (int64_t k0 = 0; k0 < depth; k0 += w.slab()) {
+        const int64_t end = std::min(depth, k0 + w.slab());
+        float total = 0;
+        for (int64_t g = k0; g < end; g += kGroup) {
+          float largest = 0;
+          for (int64_t k = g; k < std::min(end, g + kGroup); ++k) largest = std::max(largest, std::fabs(x[k]));
+          const float inverse = largest > 0 ? 127.0f / largest : 0.0f;
+          int32_t sum = 0;
+          for (int64_t k = g; k < std::min(end, g + kGroup); ++k)
+            sum += static_cast<int32_t>(std::nearbyint(x[k] * inverse)) * static_cast<int32_t>(Int8::widen_one(w.element(j / kPanel, k, j % kPanel)));
+          const float scale = w.scales(j / kPanel, g)[j % kPanel] * (largest * (1.0f / 127.0f));
+          total = multiply_add(static_cast<float>(sum), scale, total);
+        }
+        y[j] = k0 == 0 ? total : y[j] + total;
+      }
+}
+
 // Returns the number of differences.
 int check(int64_t type, int64_t outputs, int64_t inputs, int64_t rows) {
   std::vector<float> w(outputs * inputs), x(rows * inputs), ours(rows * outputs), theirs(rows * outputs);
@@ -41,7 +63,8 @@ int check(int64_t type, int64_t outputs, int64_t inputs, int64_t rows) {
     else differences += std::fabs(exact[i] - value) > 0.00395f;
   }
   linear_packed(x.data(), packed.data(), type, ours.data(), rows, outputs, inputs, nullptr);
-  linear_forward(x.data(), exact.data(), theirs.data(), rows, outputs, inputs, 0, nullptr);
+  if (type == 3) plain_int8({packed.data(), inputs}, x.data(), theirs.data(), rows, outputs);
+  else linear_forward(x.data(), exact.data(), theirs.data(), rows, outputs, inputs, 0, nullptr);
   return differences + (std::memcmp(ours.data(), theirs.data(), ours.size() * sizeof(float)) != 0);
 }
 
