@@ -139,7 +139,7 @@ function measuresOf(config) {
  * between fact and question, in all and beyond 128 tokens.
  */
 async function recall(out) {
-  const validation = await lossOf(out, ['--dataset', 'stories', '--seq-len', '512', '--batches', '256']);
+  const validation = await lossOf(out, ['--dataset', 'stories', '--seq-len', '512', '--batches', '64']);
   const { gain, error } = validation.far;
   const file = join(out, 'recall.json');
   if (!existsSync(file)) return { validation, summary: { gain, error } };
