@@ -61,7 +61,7 @@ describeUnless(noFull, 'a full disk under stdout', () => {
       writeFileSync(join(disk, 'ballast'), '');
       spawnSync('dd', ['if=/dev/zero', `of=${join(disk, 'ballast')}`, 'bs=4096']);
       const run = shell(`${command} > disk/log 2>&1`);
-      await expect.poll(() => existsSync(join(outDir, 'checkpoints', 'step-5')), { timeout: 60_000 }).toBe(true);
+      await expect.poll(() => existsSync(join(outDir, 'checkpoints', 'step-5'))).toBe(true);
       rmSync(join(disk, 'ballast'));
       expect(await run).toEqual({ code: 0, signal: null });
       expect(readFileSync(join(disk, 'log'), 'utf8')).toContain('step 0400 | loss');
@@ -85,10 +85,10 @@ describeUnless(noTerminal, 'a terminal that is closed', () => {
       stdio: ['ignore', 'pipe', 'ignore'],
     });
     terminal.stdout.resume();
-    await expect.poll(() => existsSync(join(outDir, 'checkpoints', 'step-5')), { timeout: 60_000 }).toBe(true);
+    await expect.poll(() => existsSync(join(outDir, 'checkpoints', 'step-5'))).toBe(true);
     terminal.kill('SIGKILL');
     const file = join(folder.path, 'rc');
-    await expect.poll(() => existsSync(file) && readFileSync(file, 'utf8'), { timeout: 60_000 }).toContain('\n');
+    await expect.poll(() => existsSync(file) && readFileSync(file, 'utf8')).toContain('\n');
     return readFileSync(file, 'utf8');
   }
 
