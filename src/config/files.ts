@@ -7,6 +7,7 @@ import { type Layer, layerOfTree } from './layer.js';
 import { findOldConfig } from './legacy/configs.js';
 import { packageRoot, type Shelf, shippedConfigs } from './shipped.js';
 import { hint } from './suggest.js';
+import { yamlRefusal } from './yaml-shape.js';
 
 /** Larger files are not configs. */
 const MAX_BYTES = 1 << 20;
@@ -63,7 +64,10 @@ export function earlierNameLine({ label, earlier }: ConfigFile): string[] {
 /** The layer of a YAML file; `origin` is shown for its keys in the printed config. */
 export function readLayer(file: ConfigFile, origin: string = file.label): Layer {
   const lines = new LineCounter();
-  const document = parseDocument(readText(file), { lineCounter: lines, prettyErrors: false });
+  const text = readText(file);
+  const refusal = yamlRefusal(text);
+  if (refusal !== null) throw new UsageError(`${file.label}: ${refusal}`);
+  const document = parseDocument(text, { lineCounter: lines, prettyErrors: false });
   const place = (offset: number) => {
     const { line, col } = lines.linePos(offset);
     return `${file.label}:${line}:${col}`;

@@ -3,6 +3,7 @@ import { readdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { setImmediate } from 'node:timers/promises';
 import { parseDocument } from 'yaml';
+import { yamlRefusal } from '../config/yaml-shape.js';
 import { errorCode, fileError, parseObject } from '../files.js';
 import { isPlainObject } from '../json-values.js';
 import { runPaths } from '../run/paths.js';
@@ -26,7 +27,9 @@ export function readConfig(dir: string): RunConfig {
   const text = readSmallFile(runPaths(dir).config, CONFIG_BYTES);
   const values = new Map<string, string>();
   if (text === undefined) return { values, problem: null };
-  const document = parseDocument(text, { logLevel: 'error', uniqueKeys: false });
+  const refusal = yamlRefusal(text);
+  if (refusal !== null) return { values, problem: `config.yaml: ${refusal}` };
+  const document = parseDocument(text, { logLevel: 'error', uniqueKeys: false, prettyErrors: false });
   if (document.errors.length > 0)
     return { values, problem: `config.yaml: ${document.errors[0].message.split('\n')[0]}` };
   try {

@@ -91,6 +91,8 @@ const TEXTS: Readonly<Record<string, readonly [name: string, text: string]>> = {
     `a: &a [x]\n${Array.from({ length: 9 }, (_, i) => `${'bcdefghij'[i]}: &${'bcdefghij'[i]} [${Array(10).fill(`*${'abcdefghi'[i]}`)}]`).join('\n')}\n`,
   ],
   'a deep YAML': ['config.yaml', `a: ${'['.repeat(5000)}${']'.repeat(5000)}`],
+  'a YAML of empty items': ['config.yaml', `[${','.repeat(65_000)}]`],
+  'a YAML of quoted texts in lists': ['config.yaml', '["a\n b",'.repeat(7000)],
   'a long YAML': ['config.yaml', Array.from({ length: 2e4 }, (_, i) => `k${i}: v`).join('\n')],
   'a YAML with ESC': ['config.yaml', 'model: "\\e[2J"'],
   'a deep metrics.json': ['metrics.json', nested(1e5)],

@@ -5,7 +5,7 @@ import { hubAccess } from '../../hub/access.js';
 import { describeUrl, fetchRange, type HttpOptions } from '../../hub/http.js';
 import { type HubServer, type HubServerOptions, startHub } from '../../hub/testing/hub-server.js';
 import { DATASET } from '../testing/corpora.js';
-import { globPattern, type HubRequest, listDataset } from './hub.js';
+import { anyOf, globPattern, type HubRequest, listDataset } from './hub.js';
 
 const http: HttpOptions = { giveUpAfterMs: 5000, stallMs: 1000, firstPauseMs: 5 };
 const servers: HubServer[] = [];
@@ -203,6 +203,23 @@ describe('a hub that means harm', () => {
       else response.writeHead(404).end();
     }, 2000);
     expect(text).toContain('has no Parquet files');
+  });
+
+  it('cannot hold a run with many patterns and files', () => {
+    const slow = Array.from({ length: 1000 }, (_, i) => globPattern(`${'**a'.repeat(300)}${i}`));
+    const matches = anyOf(slow, 'owner/name', 200);
+    const { user } = process.cpuUsage();
+    expect(() => matches('a'.repeat(300))).toThrow(
+      'the patterns in the card of owner/name take more than 0.2 s; refused',
+    );
+    expect(process.cpuUsage().user - user).toBeLessThan(5e6); // half a minute for a single file
+  });
+
+  it('is no YAML that its parser would not survive', async () => {
+    for (const head of ['['.repeat(1e5), `configs: [${','.repeat(1e5)}]`, `${'- '.repeat(5e4)}"a\n b"`]) {
+      const server = await hub({ readme: `---\n${head}\n---\n` });
+      expect(await list(server)).toHaveLength(4); // as without a card
+    }
   });
 
   it('cannot hold a run with a pattern', () => {

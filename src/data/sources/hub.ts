@@ -3,6 +3,7 @@
 import { createHash } from 'node:crypto';
 import { parse as parseYaml } from 'yaml';
 import { z } from 'zod';
+import { yamlRefusal } from '../../config/yaml-shape.js';
 import { UsageError } from '../../errors.js';
 import type { HubAccess } from '../../hub/access.js';
 import { describeUrl, fetchSize, fetchSmall, type HttpOptions, SourceGaveUp, withDeadline } from '../../hub/http.js';
@@ -11,6 +12,8 @@ import { fetchCommit, listTree, parseAnswer } from '../../hub/listing.js';
 /** A card of the hub has some thousand bytes of YAML. */
 const MAX_CARD = 2 ** 18;
 const MAX_PATTERN = 1000;
+/** A card may have thousands of patterns for a hundred thousand files. */
+const MAX_MATCHING_MS = 20_000;
 /** Converted datasets: each file is asked for its size. */
 const MAX_CONVERTED = 20_000;
 
@@ -68,11 +71,10 @@ export async function listDataset(request: HubRequest, access: HubAccess, option
   const chosen = chooseConfig(configs, request);
   const tree = await listTree(api, sha, http);
   const patterns = chosen === undefined ? undefined : patternsOf(chosen, split);
+  const isMatch = patterns && anyOf(patterns, dataset);
   const files = tree
     .filter(({ type, path }) => type === 'file' && path.endsWith('.parquet'))
-    .filter(({ path }) =>
-      patterns === undefined ? inFolder(path, request.configuration) : patterns.some((matches) => matches(path)),
-    )
+    .filter(({ path }) => (isMatch === undefined ? inFolder(path, request.configuration) : isMatch(path)))
     .map((entry) => ({
       name: entry.path,
       url: `${base}/${entry.path.split('/').map(encodeURIComponent).join('/')}`,
@@ -114,9 +116,13 @@ function cardConfigs(readme: string): CardConfig[] {
   const head = /^---\r?\n([\s\S]*?)\r?\n---/.exec(readme)?.[1];
   if (head === undefined) return [];
   if (head.length > MAX_CARD) throw new SourceGaveUp(`the card of the dataset has ${head.length} characters; refused`);
+  if (yamlRefusal(head) !== null) return [];
   try {
     // Without aliases, a text of this size cannot become a larger tree.
-    return Card.parse(parseYaml(head, { logLevel: 'error', maxAliasCount: 0, uniqueKeys: false })).configs ?? [];
+    return (
+      Card.parse(parseYaml(head, { logLevel: 'error', maxAliasCount: 0, uniqueKeys: false, prettyErrors: false }))
+        .configs ?? []
+    );
   } catch (error) {
     // Malformed parts of a card (licence, tags) are ignored. Without configs, folders are the configurations.
     const isMalformed = error instanceof ReferenceError || error instanceof RangeError; // aliases, depth
@@ -158,6 +164,17 @@ function patternsOf({ config_name, data_dir, data_files }: CardConfig, split: st
       `data.hub_split: configuration ${config_name} has no split ${split}; it has ${[...bySplit.keys()].join(', ')}`,
     );
   return paths.map((path) => globPattern(`${folder}${path}`));
+}
+
+/** Whether a path matches one of the patterns. All paths together are matched within a time. */
+export function anyOf(patterns: readonly PathTest[], dataset: string, limitMs = MAX_MATCHING_MS): PathTest {
+  const started = performance.now();
+  return (path) =>
+    patterns.some((matches) => {
+      if (performance.now() - started > limitMs)
+        throw new SourceGaveUp(`the patterns in the card of ${dataset} take more than ${limitMs / 1000} s; refused`);
+      return matches(path);
+    });
 }
 
 /** Whether a path matches a pattern. */
