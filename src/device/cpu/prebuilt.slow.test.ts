@@ -66,7 +66,7 @@ interface Outcome {
   readonly error?: string;
 }
 
-/** What a program that uses the package finds and computes, without a compiler unless `more` names one. */
+/** Runs a program that uses the package, without a compiler unless `more` names one. */
 async function use(more: Record<string, string> = {}): Promise<Outcome> {
   const program = `
     import { openDevice } from 'trefoil';
