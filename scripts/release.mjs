@@ -90,7 +90,8 @@ try {
   const plain = pack(root, work);
   execFileSync('tar', ['-xzf', plain, '-C', work]);
   const names = built.map((platform) => json('packages', platform, 'package.json').name);
-  const packed = { ...manifest, optionalDependencies: Object.fromEntries(names.map((name) => [name, version])) };
+  const kernels = Object.fromEntries(names.map((name) => [name, version]));
+  const packed = { ...manifest, optionalDependencies: { ...manifest.optionalDependencies, ...kernels } };
   writeFileSync(join(work, 'package', 'package.json'), `${JSON.stringify(packed, null, 2)}\n`);
   tarballs.push(pack(join(work, 'package'), out));
   for (const path of tarballs)

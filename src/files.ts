@@ -242,6 +242,7 @@ export function readFully(descriptor: number, target: Uint8Array, position: numb
 
 /** Makes the names inside a folder durable: after a crash a renamed file is found under its new name. */
 export function fsyncDir(path: string): void {
+  if (process.platform === 'win32') return; // folders cannot be flushed there
   const descriptor = openSync(path, 'r');
   try {
     fsyncSync(descriptor);

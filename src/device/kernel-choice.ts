@@ -40,8 +40,9 @@ export function chooseKernels(
     return { kind: 'native', warning: null, compiler };
   if (isPrebuilt)
     return { kind: 'prebuilt', warning: null, compiler: new KernelCompiler({ ...options, prebuilt: found }) };
-  const reasons = [...(found.isFound ? [found.absence] : []), ...(koffi === null ? [NO_COMPILER] : [])].join(', and ');
-  const warning = `kernels run in WebAssembly, at about half the speed: ${reasons}; TREFOIL_KERNELS=wasm silences this line`;
+  const ignored = found.isFound ? `${found.absence}, and ` : '';
+  const reason = koffi ?? `${ignored}${NO_COMPILER}; TREFOIL_KERNELS=wasm silences this line`;
+  const warning = `kernels run in WebAssembly, at about half the speed: ${reason}`;
   return { kind: 'wasm', warning, compiler };
 }
 

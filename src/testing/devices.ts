@@ -9,7 +9,13 @@ import type { WasmDevice } from '../device/wasm/device.js';
 import { openWasmDevice } from '../device/wasm/node.js';
 import { bfloat16ToFloat32, float32ToBfloat16 } from '../tensor/bfloat16.js';
 
-let shared: { readonly file: string | undefined; cpu?: CpuDevice; wasm?: WasmDevice; cuda?: CudaDevice } = {
+let shared: {
+  readonly file: string | undefined;
+  cpu?: CpuDevice;
+  wasm?: WasmDevice;
+  plainWasm?: WasmDevice;
+  cuda?: CudaDevice;
+} = {
   file: undefined,
 };
 
@@ -31,6 +37,13 @@ export function wasm(): WasmDevice {
   const devices = devicesOfFile();
   devices.wasm ??= openWasmDevice();
   return devices.wasm;
+}
+
+/** The file without fused products, which `wasm` takes only where the other one does not run. */
+function plainWasm(): WasmDevice {
+  const devices = devicesOfFile();
+  devices.plainWasm ??= openWasmDevice({ plain: true });
+  return devices.plainWasm;
 }
 
 export function cuda(): CudaDevice {
@@ -65,6 +78,9 @@ export function devices(): TestDevice[] {
     { name: 'cpu', device: cpu, dtype: 'f32' },
     { name: 'cpu in WebAssembly', device: wasm, dtype: 'f32' },
   ];
+  // Node 20 runs the plain file only.
+  if (Number.parseInt(process.versions.node, 10) >= 22)
+    list.push({ name: 'cpu in WebAssembly without fused products', device: plainWasm, dtype: 'f32' });
   const absence = cudaAbsence();
   if (absence === null)
     list.push({ name: 'cuda', device: cuda, dtype: 'f32' }, { name: 'cuda in bf16', device: cuda, dtype: 'bf16' });

@@ -66,7 +66,7 @@ interface Outcome {
   readonly error?: string;
 }
 
-/** A program that uses the package prints the kernels it finds and a result; without a compiler unless `more` names one. */
+/** Runs a program that uses the package, without a compiler unless `more` names one. */
 async function use(more: Record<string, string> = {}): Promise<Outcome> {
   const program = `
     import { openDevice } from 'trefoil';
