@@ -21,11 +21,11 @@ const address = 'uint64_t';
 const out = 'void *';
 const size = 'size_t';
 
-/** Function names and argument types. All return a status. */
-const FUNCTIONS = {
+/** Function names and argument types. All return a status. A function: only those who have the library load koffi. */
+const functions = () => ({
   ncclGetVersion: [out],
   ncclGetUniqueId: [out],
-  ncclCommInitRank: [out, 'int', `struct { uint8_t bytes[${NCCL_ID_BYTES}]; }`, 'int'],
+  ncclCommInitRank: [out, 'int', koffi.struct({ bytes: koffi.array('uint8_t', NCCL_ID_BYTES) }), 'int'],
   ncclCommGetAsyncError: [handle, out],
   ncclCommAbort: [handle],
   ncclCommFinalize: [handle],
@@ -34,9 +34,9 @@ const FUNCTIONS = {
   ncclReduceScatter: [address, address, size, 'int', 'int', handle, handle],
   ncclAllGather: [address, address, size, 'int', handle, handle],
   ncclBroadcast: [address, address, size, 'int', 'int', handle, handle],
-} as const;
+});
 
-type Name = keyof typeof FUNCTIONS;
+type Name = keyof ReturnType<typeof functions>;
 
 export class NcclError extends TrefoilError {
   readonly status: number;
@@ -58,7 +58,7 @@ export class NcclLibrary {
   constructor(environment: Environment = process.env) {
     const library = openLibrary(NCCL, environment);
     this.#calls = Object.fromEntries(
-      Object.entries(FUNCTIONS).map(([name, types]) => [name, library.func(name, 'int', [...types]) as Native]),
+      Object.entries(functions()).map(([name, types]) => [name, library.func(name, 'int', [...types]) as Native]),
     ) as Record<Name, Native>;
     this.#describe = library.func('ncclGetErrorString', 'str', ['int']);
     this.#lastError = library.func('ncclGetLastError', 'str', [handle]);
