@@ -16,6 +16,8 @@ export function idleGpuAbsence(): string | null {
 }
 
 export interface IdleGpu {
+  /** Holds the libraries. */
+  readonly folder: string;
   /** Variables with which a process finds it; kernels that are none stay out of the usual cache. */
   readonly env: Readonly<Record<string, string>>;
   remove(): void;
@@ -29,6 +31,7 @@ export function buildIdleGpu(): IdleGpu {
   if (status !== 0) throw new Error(`the idle GPU could not be built: ${stderr}`);
   for (const name of NAMES) symlinkSync('libcuda.so.1', join(folder, name));
   return {
+    folder,
     env: { LD_LIBRARY_PATH: folder, TREFOIL_CACHE: join(folder, 'cache'), IDLE_GPU_FOLDER: folder, VIRTUAL_ENV: '' },
     remove: () => rmSync(folder, { recursive: true, force: true }),
   };

@@ -55,7 +55,7 @@ describe('kernels that a training compiles', () => {
   });
 
   // A configuration that cannot be listed could not be trained on a GPU.
-  const INCOMPLETE = ['base', 'text_cpu', 'lora']; // they need a path or a model
+  const INCOMPLETE = ['base', 'text_cpu', 'lora']; // the last two need a path and a model
   const CONFIGS = shippedConfigs().filter((name) => !INCOMPLETE.includes(name));
   it.each(CONFIGS)('are listed for the shipped config %s', (name) => {
     const config = readConfig(name);

@@ -1,4 +1,5 @@
 /** Typed functions of NCCL. Every call is checked. Loading needs no GPU; a communicator does. */
+
 import type { Environment } from '../../environment.js';
 import { TrefoilError } from '../../errors.js';
 import type { Reduction, WireType } from '../collectives.js';
@@ -19,14 +20,12 @@ const handle = 'void *';
 const address = 'uint64_t';
 const out = 'void *';
 const size = 'size_t';
-/** Stands for a type that koffi makes, which is loaded on first use. */
-const id = 'ncclUniqueId';
 
-/** Function names and argument types. All return a status. */
-const FUNCTIONS = {
+/** Function names and argument types. All return a status. A function: only those who have the library load koffi. */
+const functions = () => ({
   ncclGetVersion: [out],
   ncclGetUniqueId: [out],
-  ncclCommInitRank: [out, 'int', id, 'int'],
+  ncclCommInitRank: [out, 'int', koffi.struct({ bytes: koffi.array('uint8_t', NCCL_ID_BYTES) }), 'int'],
   ncclCommGetAsyncError: [handle, out],
   ncclCommAbort: [handle],
   ncclCommFinalize: [handle],
@@ -35,9 +34,9 @@ const FUNCTIONS = {
   ncclReduceScatter: [address, address, size, 'int', 'int', handle, handle],
   ncclAllGather: [address, address, size, 'int', handle, handle],
   ncclBroadcast: [address, address, size, 'int', 'int', handle, handle],
-} as const;
+});
 
-type Name = keyof typeof FUNCTIONS;
+type Name = keyof ReturnType<typeof functions>;
 
 export class NcclError extends TrefoilError {
   readonly status: number;
@@ -58,10 +57,8 @@ export class NcclLibrary {
   /** Throws `LibraryMissing` if NCCL is not installed. */
   constructor(environment: Environment = process.env) {
     const library = openLibrary(NCCL, environment);
-    const idType = koffi.struct({ bytes: koffi.array('uint8_t', NCCL_ID_BYTES) });
-    const typesOf = (types: readonly string[]) => types.map((type) => (type === id ? idType : type));
     this.#calls = Object.fromEntries(
-      Object.entries(FUNCTIONS).map(([name, types]) => [name, library.func(name, 'int', typesOf(types)) as Native]),
+      Object.entries(functions()).map(([name, types]) => [name, library.func(name, 'int', [...types]) as Native]),
     ) as Record<Name, Native>;
     this.#describe = library.func('ncclGetErrorString', 'str', ['int']);
     this.#lastError = library.func('ncclGetLastError', 'str', [handle]);

@@ -1,12 +1,14 @@
 /** NCCL: what can be tested without a GPU, and two ranks that share one. */
 
 import { type ChildProcess, spawn } from 'node:child_process';
-import { mkdirSync } from 'node:fs';
+import { mkdirSync, mkdtempSync, rmSync, symlinkSync } from 'node:fs';
+import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { build } from 'esbuild';
 import { afterEach, beforeAll, describe, expect, it } from 'vitest';
 import { root } from '../../testing/cli.js';
+import { buildIdleGpu, idleGpuAbsence } from '../../testing/idle-gpu.js';
 import { ncclAbsence } from '../../testing/nccl.js';
 import { cudaAbsence } from './cuda.js';
 import { chooseGpu, refuseSharedGpus, sharedGpuSettings } from './gpu-choice.js';
@@ -32,6 +34,23 @@ describe('the NCCL library', () => {
     // Rank 7 of 2 is invalid with and without a GPU.
     expect(() => library.join(first, 7, 2)).toThrow(/^NCCL: ncclCommInitRank failed: .*; NCCL_DEBUG=INFO prints/);
   });
+});
+
+it('every function of NCCL can be called from here, by a library of the tests', (context) => {
+  const absence = idleGpuAbsence();
+  if (absence) return context.skip(absence);
+  const gpu = buildIdleGpu();
+  const home = mkdtempSync(join(tmpdir(), 'trefoil-nccl-'));
+  try {
+    symlinkSync(gpu.folder, join(home, 'lib64'));
+    const library = new NcclLibrary({ CUDA_HOME: home });
+    expect(library.version).toMatch(/^\d+\.\d+\.\d+$/);
+    expect(library.uniqueId()).toHaveLength(NCCL_ID_BYTES);
+    expect(() => library.join(new Uint8Array(5), 0, 1)).toThrow('an NCCL id has 128 bytes, not 5');
+  } finally {
+    rmSync(home, { recursive: true });
+    gpu.remove();
+  }
 });
 
 describe('the GPU of a rank', () => {
