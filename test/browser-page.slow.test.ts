@@ -46,8 +46,14 @@ let browser: Browser;
 let isolated: TabServer;
 let plain: TabServer;
 
-const open = async (address: string, width: number, colorScheme: 'light' | 'dark'): Promise<Page> => {
-  const page = await browser.newPage({ viewport: { width, height: 900 }, colorScheme });
+/** `bypassCSP`: lets a test bring code of its own. */
+const open = async (
+  address: string,
+  width: number,
+  colorScheme: 'light' | 'dark',
+  bypassCSP = false,
+): Promise<Page> => {
+  const page = await browser.newPage({ viewport: { width, height: 900 }, colorScheme, bypassCSP });
   page.setDefaultTimeout(PATIENCE_MS);
   page.on('pageerror', (error) => expect.fail(error.message));
   await page.goto(address);
@@ -162,9 +168,8 @@ describeUnless(absence, 'the page', () => {
       globalName: 'trefoil',
       define: { 'import.meta.url': 'location.href' },
     });
-    const page = await open(`${isolated.url}/?steps=1&threads=1`, 1400, 'light');
+    const page = await open(`${isolated.url}/?steps=1&threads=1`, 1400, 'light', true);
     try {
-      // Evaluated by the debugger, which the page's policy does not restrict.
       await page.evaluate(`${outputFiles[0].text}; globalThis.trefoil = trefoil;`);
       const losses = await page.evaluate(async (input) => {
         const api = (globalThis as unknown as { trefoil: typeof import('../src/exports/browser.js') }).trefoil;
