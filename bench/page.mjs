@@ -245,8 +245,8 @@ function servingPart() {
 }
 
 function cpuPart() {
-  const [small, large, own, core, steps, kernels] = [
-    ...['small GPT beside peers', '125M shape beside peers', 'training', 'attention', 'decoding', 'prefill by kernel'],
+  const [small, large, own, core, decoded] = [
+    ...['small GPT beside peers', '125M shape beside peers', 'training', 'attention', 'beside llama.cpp'],
   ].map((name) => runOf(cpu, name));
   const row = (title, run, ...names) => [
     title,
@@ -257,7 +257,11 @@ function cpuPart() {
   const ratio = (S) => (total('dense', S) / total('nsa', S)).toFixed(2);
   const lengths = [...new Set(core.rows.filter(({ what }) => what === 'nsa').map(({ S }) => S))];
   const [near, middle, far] = [lengths[0], lengths[2], lengths.at(-1)];
-  const decoded = steps.rows.map(({ S, ms_total }) => `${ms(ms_total)} after ${count(S)} tokens`);
+  const types = [...new Set(decoded.rows.map(({ ours }) => ours))];
+  const beside = (task, ours) => {
+    const { trefoil, llama, spread } = rowOf(decoded, { task, ours });
+    return [ms(trefoil), ms(llama), spread.map((value) => value.toFixed(2)).join('–')];
+  };
   return {
     title: 'CPU',
     setting: 'Training in fp32 on two threads, tokens/s.',
@@ -267,25 +271,18 @@ function cpuPart() {
         [
           row(`small GPT (${small.shape}), EPYC`, small, 'Trefoil, dense', ...peers),
           row(`125M shape, dense (${large.shape}), Xeon`, large, 'Trefoil, dense', ...peers),
-          row('the same with NSA, peers dense', large, 'Trefoil, NSA', ...peers),
         ],
       ),
-      'Prompts, two layers, one EPYC thread, ms:',
+      'Llama of 135M, one EPYC thread, tokens per processor second:',
       table(
-        ['S', 'v1', 'v2', 'adaptive'],
-        [kernels.rows[0], kernels.rows.at(-1)].map(({ S, v1, v2, adaptive }) => [
-          count(S),
-          ms(v1),
-          ms(v2),
-          ms(adaptive),
-        ]),
+        ['', 'decode', 'llama.cpp', 'ratio', 'prompt', 'llama.cpp', 'ratio'],
+        types.map((type) => [type, ...beside('decode', type), ...beside('prompt', type)]),
       ),
     ].join('\n\n'),
-    meaning: `A step of the 125M shape reaches ${Math.round(100 * rowOf(own, { attention: 'nsa' }).mfu)} % of the measured
-      peak. Milliseconds of a decoded token: ${decoded.join(', ')}.`,
+    meaning: `A 125M step reaches ${Math.round(100 * rowOf(own, { attention: 'nsa' }).mfu)} % of peak.`,
     slower: `Slower when sequences are short: dense attention takes
       ${ratio(near)} times as long as NSA at ${count(near)} tokens, ${ratio(middle)} at ${count(middle)} and ${ratio(far)} at ${count(far)}.`,
-    runs: cpu.runs,
+    runs: [small, large, own, core, decoded],
   };
 }
 
