@@ -195,7 +195,7 @@ function App() {
         ) : null}
         {model?.isTrainable !== false ? <CurveCharts curves={curves} drawn={drawn} /> : null}
         <Story {...{ state, ask }} />
-        {model?.hasStories && model.attention ? <Question {...{ state, ask, step }} /> : null}
+        {model?.hasStories && model.attention ? <Question {...{ state, ask }} /> : null}
         <Files {...{ state, ask, change }} />
       </main>
     </>
@@ -305,10 +305,10 @@ function Story({ state, ask }: PartProps) {
   );
 }
 
-function Question({ state, ask, step }: PartProps & { readonly step: number }) {
+function Question({ state, ask }: PartProps) {
   const { model, answer, isAsking, isDead } = state;
   const { nSel, lSel, w } = model!.attention!;
-  const key = answer ? `${answer.thing} ${answer.questionAt} ${step}` : '';
+  const key = String(answer?.number);
   const source = useMemo(() => (answer ? traceSource(key, answer.trace) : null), [answer]);
   return (
     <>

@@ -70,6 +70,8 @@ export interface TraceArrays {
 }
 
 export interface Answer {
+  /** Counts the answers of the worker. */
+  readonly number: number;
   readonly thing: string;
   readonly place: string;
   readonly said: string;

@@ -46,6 +46,7 @@ class Session {
   #isTraining = false;
   #isStopped = false;
   #asked = 0;
+  #answers = 0;
   /** The last of the requests: training waits for it. */
   #job: Promise<void> = Promise.resolve();
 
@@ -177,6 +178,7 @@ class Session {
     const { nLayers: layers, nKvGroups: groups, nsa } = model.shape;
     const factBlock = Math.floor(asked.factAt / nsa.lSel);
     return {
+      number: this.#answers++,
       thing: asked.recall.thing,
       place: asked.recall.place,
       said: tokenizer.decode([predicted]),

@@ -282,6 +282,6 @@ function longestAfter(sequences: readonly CachedSequence[]): number {
 
 /** The reason why a model cannot be decoded with graphs; null if it can. */
 export function deviceDecoderRefusal(model: LanguageModel): string | null {
-  const canRecord = 'record' in model.device;
+  const canRecord = model.device.kind === 'cuda' && 'record' in model.device;
   return canRecord ? decodeStepRefusal(model) : `${model.device.kind} records no graphs`;
 }
