@@ -1,5 +1,5 @@
-// The same answer under load: random requests (prompts, lengths, seeds, sampling, log-probabilities, cancellations, shared
-// beginnings) alone and all together, compared.
+// The same answer under load: random requests (prompts, lengths, seeds, sampling, penalties, biases, calls of tools,
+// log-probabilities, cancellations, shared beginnings) alone and all together, compared.
 //
 //   node bench/same-answer.mjs MODEL [--requests 500] [--device cpu|cuda] [--max-batch 32] [--seed 1] [--references 100]
 //
@@ -11,6 +11,7 @@
 // exit code is 1 if the rule is broken.
 import { setImmediate } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
+import { HERMES } from '../dist/data/answer-form.js';
 import { createEngine, loadModel, openDevice } from '../dist/index.js';
 import { readRows } from '../dist/infer/decode.js';
 import { positionLogprobs } from '../dist/infer/engine/sequence.js';
@@ -44,6 +45,18 @@ const next = () => {
 const whole = (most) => Math.floor(next() * most);
 const text = (length, seed) => Array.from({ length }, (_, i) => (i * i * 7 + i * 91 * seed + seed * 13) % vocabulary);
 
+const schema = { type: 'object', properties: { a: { type: 'integer' }, b: { enum: ['x', 'y'] } }, required: ['b'] };
+/** Calls take more tokens than other answers, and end where the last one does. */
+const calls = () => ({
+  ...{ maxNewTokens: 120 + whole(80), minNewTokens: 0, ignoreSeparator: false, stop: [] },
+  responseFormat: {
+    type: 'tool_calls',
+    form: { calls: HERMES, reasoning: null },
+    tools: ['add', 'find'].map((name) => ({ name, schema })),
+    ...{ isRequired: next() < 0.7, isParallel: next() < 0.5, document: null },
+  },
+});
+
 function randomRequest() {
   const beginning = next() < 0.5 ? text(2100 + 2048 * whole(2), whole(3)) : [];
   return {
@@ -54,12 +67,16 @@ function randomRequest() {
     ignoreSeparator: next() < 0.2,
     cacheSalt: next() < 0.2 ? 'other' : '',
     ...(next() < 0.4 ? { logprobs: 1 + whole(4) } : {}),
+    ...(next() < 0.2 ? calls() : {}),
     sampling: {
       temperature: next() < 0.4 ? 0 : 0.5 + next(),
       topK: whole(3) * 20,
       topP: next() < 0.5 ? 1 : 0.9,
       minP: next() < 0.8 ? 0 : 0.05,
       repetitionPenalty: next() < 0.9 ? 1 : 1.3,
+      frequencyPenalty: next() < 0.8 ? 0 : 0.7,
+      presencePenalty: next() < 0.8 ? 0 : -0.4,
+      logitBias: next() < 0.8 ? {} : { [whole(vocabulary)]: -100, [whole(vocabulary)]: 3 },
       seed: whole(1e6),
     },
   };

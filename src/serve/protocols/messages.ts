@@ -170,7 +170,7 @@ export class MessagesTranslation implements Translation {
 
   begin(): string {
     const { promptTokens } = this.#request;
-    const usage = usageOf({
+    const usage = wholeUsage({
       ...{ prompt_tokens: promptTokens, completion_tokens: 0, total_tokens: promptTokens },
       prompt_tokens_details: { cached_tokens: 0 },
     });
@@ -216,7 +216,7 @@ export class MessagesTranslation implements Translation {
     if (message.content) content.push({ type: 'text', text: message.content, citations: null });
     for (const { id, function: of } of message.tool_calls ?? [])
       content.push({ ...toolUse(id, of.name), input: JSON.parse(of.arguments) as unknown });
-    return this.#message(content, choice, usageOf(usage));
+    return this.#message(content, choice, wholeUsage(usage));
   }
 
   #message(content: readonly object[], choice: ChatChoice | null, usage: object): object {
@@ -260,7 +260,7 @@ function toolUse(id: string | undefined, name: string | undefined): Block {
   return { type: 'tool_use', ...{ id, name, caller: { type: 'direct' } } };
 }
 
-/** Tokens from the prefix cache are counted apart. The fields that are null belong to what this server does not have. */
+/** Tokens from the prefix cache are counted apart. */
 function usageOf({
   prompt_tokens: prompt,
   completion_tokens: output,
@@ -269,7 +269,12 @@ function usageOf({
 }: ChatUsage): object {
   return {
     ...{ input_tokens: prompt - cached, cache_creation_input_tokens: 0, cache_read_input_tokens: cached },
-    ...{ output_tokens: output, output_tokens_details: details && { thinking_tokens: details.reasoning_tokens } },
-    ...{ cache_creation: null, inference_geo: null, server_tool_use: null, service_tier: null, speed: null },
+    ...{ output_tokens: output, server_tool_use: null },
+    output_tokens_details: details ? { thinking_tokens: details.reasoning_tokens } : null,
   };
+}
+
+/** The usage of a message; the fields that are null belong to what this server does not have. */
+function wholeUsage(usage: ChatUsage): object {
+  return { ...usageOf(usage), ...{ cache_creation: null, inference_geo: null, service_tier: null, speed: null } };
 }

@@ -225,13 +225,7 @@ export class ResponsesTranslation implements Translation {
       incomplete_details: status === 'incomplete' ? { reason: 'max_output_tokens' } : null,
       ...{ instructions: null, model, output, previous_response_id: null, store: false, tools: [] },
       ...{ tool_choice: 'auto', truncation: 'disabled', text: { format: { type: 'text' } }, ...echoed },
-      usage: usage && {
-        input_tokens: usage.prompt_tokens,
-        input_tokens_details: usage.prompt_tokens_details,
-        output_tokens: usage.completion_tokens,
-        output_tokens_details: usage.completion_tokens_details ?? { reasoning_tokens: 0 },
-        total_tokens: usage.total_tokens,
-      },
+      ...(usage && { usage: usageOf(usage) }),
     };
   }
 
@@ -305,6 +299,16 @@ export class ResponsesTranslation implements Translation {
   get #summary(): object {
     return { item_id: this.#items[this.#at].id, output_index: this.#at, summary_index: 0 };
   }
+}
+
+function usageOf(usage: ChatUsage): object {
+  return {
+    input_tokens: usage.prompt_tokens,
+    input_tokens_details: { ...usage.prompt_tokens_details, cache_write_tokens: 0 },
+    output_tokens: usage.completion_tokens,
+    output_tokens_details: usage.completion_tokens_details ?? { reasoning_tokens: 0 },
+    total_tokens: usage.total_tokens,
+  };
 }
 
 function textPart(text: string): object {
