@@ -92,7 +92,9 @@ function productInt8(x: Float32Array, w: Float32Array, inputs: number, isFused: 
         let [y, total] = [0, 0];
         for (let g = 0; g < row.length; g++) {
           if (g > 0 && (64 * g) % slab === 0) [y, total] = [Math.fround(y + total), 0];
-          const sum = row[g].whole.reduce((all, value, i) => all + value * output[g].whole[i], 0);
+          const [left, right] = [row[g].whole, output[g].whole];
+          let sum = 0;
+          for (let i = 0; i < left.length; i++) sum += left[i] * right[i];
           const product = sum * Math.fround(output[g].scale * row[g].scale); // exact in float64
           total = Math.fround((isFused ? product : Math.fround(product)) + total);
         }
