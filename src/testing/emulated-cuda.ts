@@ -8,6 +8,7 @@ import { existsSync, readFileSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
 import koffi from 'koffi';
 import { defaultCompilerOptions, findCompiler } from '../device/cpu/compile.js';
+import { CpuDevice } from '../device/cpu/cpu.js';
 import {
   type CudaCode,
   type CudaRuntime,
@@ -21,7 +22,6 @@ import type { Addressable, Device, KernelModule, Kernels, Signatures } from '../
 import { KernelCache, kernelCacheFolder, kernelKey } from '../device/kernel-cache.js';
 import { fp8Value } from '../ops/linear/fp8-reference.js';
 import { bfloat16ToFloat32, float32ToBfloat16 } from '../tensor/bfloat16.js';
-import { cpu } from './devices.js';
 
 const HEADERS = new URL('../device/cuda/', import.meta.url);
 const EMULATOR = fileURLToPath(new URL('./cuda-emulator.h', import.meta.url));
@@ -187,6 +187,8 @@ export class EmulatedCuda implements Device, CudaRuntime {
   readonly name = 'emulated GPU';
   readonly multiprocessors: number;
   readonly architecture: number;
+  /** Holds the memory; its own, so that tensors of another device are refused. */
+  readonly #host = new CpuDevice();
   readonly #compiler = findCompiler(defaultCompilerOptions(process.env).candidates);
   readonly #cache = new KernelCache(kernelCacheFolder(process.env), 'so');
   readonly #code = new Map<string, CudaCode>();
@@ -199,10 +201,10 @@ export class EmulatedCuda implements Device, CudaRuntime {
   }
 
   get pool() {
-    return cpu().pool;
+    return this.#host.pool;
   }
   get memory() {
-    return cpu().memory;
+    return this.#host.memory;
   }
 
   /** As if the GPU had 16 GiB. */
@@ -269,7 +271,7 @@ export class EmulatedCuda implements Device, CudaRuntime {
         return sum;
       });
       const stored = d.dtype === 'bf16' ? float32ToBfloat16(sums) : Float32Array.from(sums);
-      cpu().upload(d.pointer, new Uint8Array(stored.buffer, stored.byteOffset, stored.byteLength));
+      this.#host.upload(d.pointer, new Uint8Array(stored.buffer, stored.byteOffset, stored.byteLength));
     });
   }
   withScratch<T>(bytes: number, use: (address: bigint) => T): T {
@@ -281,26 +283,26 @@ export class EmulatedCuda implements Device, CudaRuntime {
     }
   }
   upload(address: bigint, bytes: Uint8Array): void {
-    cpu().upload(address, bytes);
+    this.#host.upload(address, bytes);
   }
   download(address: bigint, into: Uint8Array): void {
-    cpu().download(address, into);
+    this.#host.download(address, into);
   }
   fillZero(address: bigint, bytes: number): void {
-    this.#run(() => cpu().fillZero(address, bytes));
+    this.#run(() => this.#host.fillZero(address, bytes));
   }
   fill(address: bigint, value: number, count: number): void {
-    this.#run(() => cpu().fill(address, value, count));
+    this.#run(() => this.#host.fill(address, value, count));
   }
   copy(to: bigint, from: bigint, bytes: number): void {
-    this.#run(() => cpu().copy(to, from, bytes));
+    this.#run(() => this.#host.copy(to, from, bytes));
   }
   synchronize(): void {}
 
   #read({ pointer, dtype }: Addressable, count: number): ArrayLike<number> {
     const isFp8 = dtype === 'e4m3' || dtype === 'e5m2';
     const bytes = new Uint8Array(count * (isFp8 ? 1 : dtype === 'bf16' ? 2 : 4));
-    cpu().download(pointer, bytes);
+    this.#host.download(pointer, bytes);
     if (isFp8) return Float64Array.from(bytes, (code) => fp8Value(code, dtype));
     return dtype === 'bf16' ? bfloat16ToFloat32(new Uint16Array(bytes.buffer)) : new Float32Array(bytes.buffer);
   }
