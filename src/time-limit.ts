@@ -20,13 +20,13 @@ export function withTimeLimit<Result>(milliseconds: number, work: () => Result, 
   const outer = context.work;
   context.work = work;
   try {
-    for (let limit = Math.ceil(milliseconds); ; limit *= 4) {
+    for (let limit = Math.ceil(milliseconds); ; limit *= 2) {
       const before = threadMilliseconds();
       try {
         return script.runInContext(context, { timeout: limit }) as Result;
       } catch (error) {
         if ((error as { code?: unknown } | null)?.code !== 'ERR_SCRIPT_EXECUTION_TIMEOUT') throw error;
-        const hadTime = threadMilliseconds() - before >= 0.75 * milliseconds;
+        const hadTime = threadMilliseconds() - before >= milliseconds / 2;
         if (hadTime || limit > MAX_WAITING * milliseconds) return late();
       }
     }

@@ -257,10 +257,10 @@ describe('response_format', () => {
   });
 
   it('names the keyword that is not supported', async () => {
-    const schema = { type: 'object', properties: { a: { type: 'string', contentEncoding: 'base64' } } };
+    const schema = { type: 'object', properties: { a: { type: 'number', multipleOf: 3 } } };
     const body = { ...base, response_format: { type: 'json_schema' as const, json_schema: { name: 'x', schema } } };
     await expect(client.chat.completions.create(body)).rejects.toThrow(
-      'schema /properties/a: the keyword "contentEncoding" is not supported',
+      'schema /properties/a: the keyword "multipleOf" is not supported',
     );
   });
 });
