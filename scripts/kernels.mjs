@@ -10,7 +10,7 @@
 //
 // The library of a package, packages/linux-x64/kernels.so, and its kernels.json. It is not in the tree: a release builds it.
 // The compiler is zig's clang, at the version and hash of packages/zig/package-lock.json, on Linux on x86-64; ZIG names
-// another. The bytes depend on the sources and the compiler alone. Needs `npm run build`: the sources are those in dist/.
+// another. Needs `npm run build`: the sources are those in dist/.
 import { execFile, spawnSync } from 'node:child_process';
 import { createHash } from 'node:crypto';
 import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
