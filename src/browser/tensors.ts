@@ -17,7 +17,11 @@ import type { Parameter } from '../tensor/parameter.js';
 /** A file that the user gave the page, or its address. Files are never read whole where the server knows ranges. */
 export type TensorContent = Blob | URL | string;
 
-/** Reads bytes `from` to `to`. */
+/**
+ * Reads bytes `from` to `to`.
+ *
+ * @opaque
+ */
 interface Ranges {
   readonly size: number;
   read(from: number, to: number): Promise<Uint8Array>;

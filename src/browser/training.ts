@@ -19,6 +19,7 @@ import { blocksOf, createOptimizer, HostStepper, type StepContext, type Trainabl
 
 /** Where the batches of a training come from. */
 export interface BrowserBatches {
+  /** The next batch. */
   next(): Batch;
 }
 

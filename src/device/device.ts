@@ -175,7 +175,11 @@ export interface LaunchList {
   free(): void;
 }
 
-/** A processor that records calls, to repeat them without the JavaScript between them. */
+/**
+ * A processor that records calls, to repeat them without the JavaScript between them.
+ *
+ * @opaque
+ */
 export interface RecordingDevice extends HostDevice {
   /** A second pool, for `record`. */
   newPool(): MemoryPool;
