@@ -163,8 +163,11 @@ export const chat = z.looseObject({
   top_logprobs: z.int().min(0).max(MAX_LOGPROBS).optional(),
 });
 
-/** Parameters of the OpenAI API that are not supported, with the values that ask for nothing. */
-const NEUTRAL: Readonly<Record<string, readonly unknown[]>> = {
+/**
+ * Parameters of the OpenAI API that at least one route does not support, with the values that ask for nothing. A route whose
+ * schema has the name is not concerned.
+ */
+const NEUTRAL_VALUES: Readonly<Record<string, readonly unknown[]>> = {
   best_of: [1],
   suffix: [''],
   tools: [[]],
@@ -206,7 +209,7 @@ export function check<T extends { model?: string | undefined; stream_options?: o
   model: { readonly id: string },
 ): { known: T; unknown: string[] } {
   const given = withoutNulls(body);
-  for (const [name, neutral] of Object.entries(NEUTRAL)) {
+  for (const [name, neutral] of Object.entries(NEUTRAL_VALUES)) {
     const value = given[name];
     if (value === undefined || Object.hasOwn(schema.shape, name)) continue;
     if (!neutral.some((one) => isSame(value, one)))
@@ -228,7 +231,7 @@ export function check<T extends { model?: string | undefined; stream_options?: o
     );
   const options = Object.keys(parsed.data.stream_options ?? {}).filter((name) => name !== 'include_usage');
   const unknown = Object.keys(given)
-    .filter((name) => !Object.hasOwn(schema.shape, name) && !Object.hasOwn(NEUTRAL, name))
+    .filter((name) => !Object.hasOwn(schema.shape, name) && !Object.hasOwn(NEUTRAL_VALUES, name))
     .concat(options.map((name) => `stream_options.${name}`))
     .slice(0, MAX_UNKNOWN);
   return { known: parsed.data, unknown };

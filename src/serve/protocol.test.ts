@@ -76,6 +76,9 @@ describe('a prompt that does not fit is refused', () => {
       'the prompt has 1000 tokens and may get 11 more; memory holds 1010 together: ask for fewer tokens, or raise cacheBytes (--cache-gb)',
     );
     expect(refusal({ maxTokens: 1010 }, { prompt, max_tokens: 10 })).not.toThrow();
+    expect(refusal({ maxTokens: 1010 }, { prompt, max_tokens: 2000 })).toThrow(
+      'the prompt has 1000 tokens and may get 2000 more',
+    );
   });
 
   it('with a count that says when it is a lower bound', () => {

@@ -211,8 +211,13 @@ function toolsOf({ tools, tool_choice: choice }: z.infer<typeof chat>): readonly
     throw new HttpError(400, `tools.${i}.function.name: another tool has this name`, { param: 'tools' });
   }
   const [needs, wanted] = typeof choice === 'string' ? [choice === 'required', null] : [true, choice.function.name];
-  if ((needs && tools.length === 0) || (wanted !== null && !names.has(wanted)))
-    throw new HttpError(400, 'tool_choice: names no function of tools', { param: 'tool_choice' });
+  const wrong =
+    needs && tools.length === 0
+      ? 'needs at least one tool in tools'
+      : wanted !== null && !names.has(wanted)
+        ? 'tools has no function of this name'
+        : null;
+  if (wrong !== null) throw new HttpError(400, `tool_choice: ${wrong}`, { param: 'tool_choice' });
   return choice === 'none' ? [] : tools;
 }
 
@@ -252,11 +257,13 @@ function toolFormat(
       { param: 'response_format', code: 'unsupported_parameter' },
     );
   const document = format === null ? null : format.type === 'json_schema' ? format.schema : { type: 'object' };
-  const named = tools.filter(({ function: { name } }) => typeof choice === 'string' || choice.function.name === name);
-  const callable = named.map(({ function: { name, parameters } }) => ({
-    name,
-    schema: (parameters ?? { type: 'object', additionalProperties: false }) as JsonSchema,
-  }));
+  const callable = tools
+    .map(({ function: { name, parameters } }, i) => ({
+      name,
+      schema: (parameters ?? { type: 'object', additionalProperties: false }) as JsonSchema,
+      place: `tools.${i}`,
+    }))
+    .filter(({ name }) => typeof choice === 'string' || choice.function.name === name);
   return { type: 'tool_calls', form, tools: callable, isRequired, isParallel, document: document as JsonSchema | null };
 }
 
@@ -362,7 +369,8 @@ function expectPrompts(
   maxNewTokens: number,
 ): void {
   for (const prompt of prompts) {
-    expectRoom({ length: fewestTokens(prompt, model.tokenizer), atLeast: true, maxNewTokens }, kind, model.info);
+    const least = fewestTokens(prompt, model.tokenizer);
+    if (least > 0) expectRoom({ length: least, atLeast: true, maxNewTokens }, kind, model.info);
     expectRoom({ length: prompt.tokens.length, maxNewTokens }, kind, model.info);
   }
   if (format) for (const { tokens } of prompts) expectDocument(format, tokens.length, model, maxNewTokens);
@@ -371,7 +379,7 @@ function expectPrompts(
 /** Bytes of the longest token of tokenizers that keep every byte of a text. */
 const longestTokens = new Map<string, number>();
 
-/** A number of tokens that the prompt has at least, without computing them where a text is so long that this takes time. */
+/** A lower bound of the tokens of a text that is so long that computing them takes time; 0 for other prompts. */
 function fewestTokens({ text }: Prompt, { name, tokenBytes, vocabSize }: Tokenizer): number {
   if (text === null || text.length <= LONG_TEXT || !tokenBytes || !isBuiltInTokenizer(name)) return 0;
   let longest = longestTokens.get(name);
@@ -423,7 +431,7 @@ function unsupportedWith(param: string, other: string): HttpError {
   return new HttpError(400, `${param} is not supported together with ${other}`, { param, code });
 }
 
-/** Refuses a format that is not supported, or whose shortest document does not fit. */
+/** Refuses a response format or tools whose schemas are not supported, or whose shortest document does not fit. */
 function expectDocument(format: ResponseFormat, promptTokens: number, model: ServedModel, maxNewTokens: number): void {
   const budget = Math.min(maxNewTokens, model.info.maxContext - promptTokens);
   asBadRequest(format.type === 'tool_calls' ? 'tools' : 'response_format', () =>

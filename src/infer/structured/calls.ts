@@ -13,6 +13,8 @@ export interface CallableTool {
   readonly name: string;
   /** JSON schema of the arguments, an object. */
   readonly schema: JsonSchema;
+  /** Its place in a request, for messages. Default: that among the tools that may be called. */
+  readonly place?: string;
 }
 
 /**
@@ -50,9 +52,8 @@ export function compileCalls({ form, tools, isParallel, document }: ToolCalls): 
   const [whole, opened, name, after] = [builder.node(), builder.node(), builder.node(), builder.node()];
   builder.literal(builder.literal(whole, bytesOf(calls.marker)), bytesOf(calls.open)).empty.push(name);
   builder.literal(opened, bytesOf(calls.open)).empty.push(name);
-  const schemas = tools.map(({ schema, ...tool }, i) =>
-    named(`tools.${i} (${tool.name})`, () => rules.of(objectSchema(schema))),
-  );
+  const places = tools.map((tool, i) => `${tool.place ?? `tools.${i}`} (${tool.name})`);
+  const schemas = tools.map(({ schema }, i) => named(places[i], () => rules.of(objectSchema(schema))));
   builder.literals(
     name,
     tools.map((tool, i) => {
@@ -70,8 +71,7 @@ export function compileCalls({ form, tools, isParallel, document }: ToolCalls): 
   const closed = closing(builder, whole);
   builder.finish(closed);
   for (const [i, schema] of schemas.entries())
-    if (schema.close === null)
-      throw new UsageError(`tools.${i} (${tools[i].name}): the schema allows no finite document`);
+    if (schema.close === null) throw new UsageError(`${places[i]}: the schema allows no finite document`);
   const size = builder.nodes.length;
   return { whole: { root: whole, size }, closed: { root: closed, size }, opened: { root: opened, size } };
 }
