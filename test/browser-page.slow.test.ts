@@ -80,7 +80,9 @@ async function saved(page: Page): Promise<{ readonly weights: string; readonly c
 /** The page is not wider than the window, and axe finds nothing. */
 async function expectFit(page: Page, width: number): Promise<void> {
   const what = `${width} px`;
-  expect(await page.evaluate<number>('document.documentElement.scrollWidth'), what).toBeLessThanOrEqual(width);
+  // Charts follow the width of the window when they are told of it.
+  const measured = () => page.evaluate<number>('document.documentElement.scrollWidth');
+  await expect.poll(measured, { message: what, timeout: 30_000 }).toBeLessThanOrEqual(width);
   await page.evaluate(axe);
   type Violation = { id: string; impact: string; nodes: { html: string; failureSummary: string }[] };
   const serious = await page.evaluate(async () => {

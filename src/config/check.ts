@@ -1,4 +1,7 @@
-/** Checks a plain object against the schema of a config: one line per problem, `path: value is not allowed; allowed values`. */
+/**
+ * Checks a plain object against the schema of a config: one line per problem, `path: value is not allowed; allowed values`.
+ * Looks at no file, so it runs in a browser too; parse.ts first translates earlier names and finds the source of a path.
+ */
 import type { z } from 'zod';
 import { UsageError } from '../errors.js';
 import { configSections, findKey, keysOf } from './keys.js';

@@ -11,6 +11,7 @@ import type { ChatTemplates } from './tokenizer.js';
 const MAX_MS = 2000;
 const CONTENT = 'Qmarkedcontent';
 const NAMES = ['qmarkednamea', 'qmarkednameb'] as const;
+/** `ID_LENGTH` letters and digits: Mistral's template refuses others, and a regular expression finds them. */
 const IDS = ['qmarkida1', 'qmarkidb2'] as const;
 const ARGUMENTS = [{ qmarkkeya: 'qmarkvaluea' }, { qmarkkeyb: 'qmarkvalueb' }] as const;
 const USER: ChatMessage = { role: 'user', content: 'Hello' };

@@ -49,7 +49,7 @@ export function chooseKernels(
 const NO_COMPILER =
   'there is no C++ compiler (Debian: apt-get install g++; macOS: xcode-select --install; or name one in CXX)';
 
-/** Whether kernels are compiled here. Beside a prebuilt library only for a full cache; an empty one is seen without a compiler. */
+/** Whether kernels are compiled here. Beside a prebuilt library only for a full cache; an empty one is seen without looking for a compiler, which takes time. */
 function isNative(compiler: KernelCompiler, isPrebuilt: boolean): boolean {
   if (!isPrebuilt && compiler.hasCompiler) return true;
   if (compiler.isCold) return false;

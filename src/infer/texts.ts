@@ -1,4 +1,7 @@
-/** Texts of an engine that computes a step whenever the next text is asked for. */
+/**
+ * Texts of an engine that computes a step whenever the next text is asked for. Without files, so that pages in a browser use
+ * it too; generate.ts opens the engine in Node.
+ */
 import { UsageError } from '../errors.js';
 import { prefillTile } from './decode.js';
 import type { BatchEngine } from './engine/engine.js';
@@ -124,7 +127,7 @@ export class GeneratedText implements EventSink {
   }
 }
 
-/** Computes until all texts have ended. */
+/** Yields pieces of text until all texts have ended. */
 export async function* advance(
   engine: BatchEngine,
   texts: readonly GeneratedText[],

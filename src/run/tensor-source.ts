@@ -31,7 +31,7 @@ export interface TensorSource extends TensorNames {
   /** Bytes `from` to `to` of a tensor, piece by piece; a piece is valid until the next. */
   pieces(name: string, from: number, to: number): Iterable<Uint8Array>;
   /**
-   * The rows of a tensor in their files, in order; none if they are all zero, null if its values are in no file. Valid
+   * The rows of a tensor in their files, in order; an empty list if they are all zero, null if its values are in no file. Valid
    * until `close`.
    */
   parts(name: string): readonly RowsInFile[] | null;

@@ -21,7 +21,7 @@ export interface GradientExchange {
   begin(isLast: boolean): void;
   /** Waits until all gradients are exchanged. */
   finish(): void;
-  /** Adds sums over all ranks, in place. */
+  /** Where ranks hold parts of the gradients (ZeRO-1): adds the sums over the parts, in place. Elsewhere they are whole already. */
   reduceSums(sums: Tensor): void;
   /** Gives every rank the values that other ranks have updated. */
   shareValues(): void;

@@ -1,6 +1,7 @@
 /**
  * Opens the device in WebAssembly in a browser. Where the page is cross-origin isolated, helpers are workers that share its
- * memory; elsewhere the same file runs on one thread. A page's main thread may launch kernels: it never waits.
+ * memory; elsewhere the same file runs on one thread. A page's main thread may launch kernels: it spins until
+ * the helpers are done, since pages may not wait.
  */
 import { TrefoilError, UsageError } from '../../errors.js';
 import type { HostDevice } from '../device.js';

@@ -122,8 +122,8 @@ export interface DeviceDraws {
 }
 
 /**
- * Options that `sampleRows` obeys. It sees logits only, not the context that the penalty needs. With `false` the logits are
- * copied to the host, which draws: correct, and slower.
+ * Options that `sampleRows` obeys. It sees logits only: no context for penalties, and it knows no biases. With `false` the
+ * logits are copied to the host, which draws: correct, and slower.
  */
 const ON_DEVICE: Readonly<Record<keyof SamplingOptions, boolean>> = {
   temperature: true,
@@ -241,7 +241,7 @@ function kthLargest(numbers: Float32Array, k: number): number {
 }
 
 /**
- * Tokens and their weights relative to the most probable token, whose weight is 1 and which every rule keeps. A token's
+ * Tokens and their weights relative to the most probable token, whose weight is 1. Top-k, top-p and min-p all keep it. A token's
  * probability among these tokens is its weight / mass. Typed arrays, since a vocabulary has 100,000 tokens and more.
  */
 interface Weighed {
