@@ -14,7 +14,7 @@ const scripts = (dist: string) =>
     .sort();
 
 it('writes every module of the complete build, and the program runs', async () => {
-  for (const name of ['src', 'scripts', 'configs', 'package.json', 'tsconfig.json', 'tsconfig.build.json'])
+  for (const name of ['src', 'scripts', 'configs', 'examples', 'package.json', 'tsconfig.json', 'tsconfig.build.json'])
     cpSync(join(root, name), join(folder, name), { recursive: true });
   symlinkSync(join(root, 'node_modules'), join(folder, 'node_modules'));
   const built = await runNode([join(folder, 'scripts', 'build.mjs'), '--quiet', '--quick'], { cwd: folder });

@@ -8,7 +8,7 @@ import { type ChatMessage, renderChat } from './chat.js';
 import type { ChatTemplates } from './tokenizer.js';
 
 /** Processor time after which the rest of a template is not looked at. By the clock, the form would depend on other programs. */
-const MAX_MS = 2000;
+const MAX_MS = 1000;
 const CONTENT = 'Qmarkedcontent';
 const NAMES = ['qmarkednamea', 'qmarkednameb'] as const;
 /** `ID_LENGTH` letters and digits: Mistral's template refuses others, and a regular expression finds them. */

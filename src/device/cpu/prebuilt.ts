@@ -12,7 +12,11 @@ import koffi from '../koffi.js';
 import { CODE_FLAGS, missingSets } from './compile.js';
 import { kernelName, SOURCE_ROOT, sourcesAndHeaders } from './sources.js';
 
-/** A library that fits these sources and this processor. */
+/**
+ * A library that fits these sources and this processor.
+ *
+ * @opaque
+ */
 export interface PrebuiltKernels {
   readonly path: string;
   /** Name of the package. */
