@@ -54,7 +54,8 @@ describe('resolveFiles', () => {
     ]);
   });
 
-  it.runIf(process.env['TREFOIL_LONG'] === '1')('may leave out more files than a call may have arguments', async () => {
+  it('may leave out more files than a call may have arguments', async ({ skip }) => {
+    if (process.env['TREFOIL_LONG'] !== '1') skip('makes 150,000 files: TREFOIL_LONG=1');
     const path = folder.fresh();
     for (let i = 0; i < 150_000; i++) writeFileSync(join(path, `${i}.svg`), '');
     writeFileSync(join(path, 'a.txt'), 'a');
