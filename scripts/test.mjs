@@ -24,7 +24,7 @@ const STEPS = isFast
   ? [{ style, build: [...build, '--quick'] }, { types }]
   : [
       { style, types, pages: [...types, '-p', 'src/dashboard/web'] },
-      { build, kernels: [process.execPath, 'scripts/kernels.mjs'] },
+      { build, kernels: [process.execPath, 'dist/cli/main.js', 'doctor', '--compile'] },
     ];
 
 /** Runs one step and prints what it said when it has ended; returns whether it succeeded. */
