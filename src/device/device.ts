@@ -149,7 +149,7 @@ export interface Device {
   copy(to: bigint, from: bigint, bytes: number): void;
   /** Returns when everything launched so far is done. */
   synchronize(): void;
-  /** Memory from which it copies faster than from that of JavaScript. Absent: there is none (host-memory.ts). */
+  /** Allocates host memory that is copied faster than JavaScript's. Devices without such memory omit it (host-memory.ts). */
   hostMemory?(size: number): HostMemory;
 }
 

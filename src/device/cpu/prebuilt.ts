@@ -64,7 +64,7 @@ export function prebuiltKey(platform: string, files = sourcesAndHeaders()): stri
   return kernelKey([...prebuiltFlags(platform), ...texts]);
 }
 
-/** The library for this machine, or why there is none. `isWished` looks into packages/ of a checkout too. */
+/** The library for this machine, or the reason why it cannot be used. `isWished`: packages/ of a checkout counts too. */
 export function findPrebuilt(
   isWished: boolean,
 ): PrebuiltKernels | { readonly absence: string; readonly isFound: boolean } {
