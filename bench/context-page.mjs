@@ -1,4 +1,4 @@
-// Writes the tables of docs/explain/context.md and its chart from bench/results/context-cpu.json.
+// Writes the tables of docs/explain/context.md and its chart from bench/results/context.json.
 //
 //   node bench/context-page.mjs [--check]
 //
@@ -12,7 +12,7 @@ import { mean, table, withFigures, writeOrCheck } from './markdown.mjs';
 const root = join(dirname(fileURLToPath(import.meta.url)), '..');
 const PAGE = join(root, 'docs', 'explain', 'context.md');
 const CHART = join(root, 'docs', 'images', 'context-needles.svg');
-const { runs } = JSON.parse(readFileSync(join(root, 'bench', 'results', 'context-cpu.json'), 'utf8'));
+const { runs } = JSON.parse(readFileSync(join(root, 'bench', 'results', 'context.json'), 'utf8'));
 
 const needles = runs.filter(({ lengths }) => lengths);
 const parts = {

@@ -4,6 +4,7 @@ const scorer = { 'train.scorer_loss': 0.1 };
 const none = { 'train.scorer_loss': 0 };
 const muon = { 'train.optimizer': 'muon' };
 const twice = { 'train.lr': 8e-3 };
+const fourTimes = { 'train.lr': 16e-3 };
 // The curriculum of needle_cpu in half of its samples. 1024 tokens are the longest of the training.
 const short = {
   'train.steps': 750,
@@ -23,12 +24,18 @@ const mixed = {
   'train.batch_size': 1,
   'data.needle_curriculum': '64+128+256+1024:1000000',
 };
+// Sequences of 4,096 tokens in the second half: what is then found at 4,096 was trained at that length.
+const far = {
+  ...{ 'train.seq_len': 8192, 'train.batch_size': 1, 'train.steps': 750 },
+  'data.needle_curriculum': '64+128:100,128+512:250,256+1024:400,1024+4096:1000000',
+};
 const rope = { 'model.rope_scale': 1, 'model.n_layers': 2 };
 // Waves of more than 64 tokens stand still, so that what is found at one distance is found at any.
 const slow = { 'model.rope_type': 'llama3', 'model.rope_factor': 1e6, 'model.rope_original_context': 64 };
-// A window of 64 tokens of 2,048; dense attention gets in its feed-forward what it has fewer in its projections.
-const language = {
-  ...{ 'train.steps': 400, 'train.seq_len': 2048, 'train.batch_size': 1, 'nsa.n_sel': 12 },
+// Three million parameters on a GPU, 49 million tokens of code; a window of 64 tokens of 2,048.
+const code = {
+  ...{ 'runtime.precision': 'bf16', 'model.dim': 256, 'model.n_heads': 8, 'nsa.n_sel': 12 },
+  ...{ 'train.steps': 1500, 'train.seq_len': 2048, 'train.batch_size': 16, 'train.warmup_steps': 100 },
   ...muon,
   ...{ 'train.save_every': 0, 'train.sample_every': 0, 'train.eval_every': 0, 'data.val_fraction': 0 },
 };
@@ -46,7 +53,11 @@ const forced = { ...none, 'nsa.force_branch': 'cmp', 'train.steps': 900 };
 const stories = (...changes) => ({ config: 'quickstart', set: Object.assign({}, ...changes) });
 // Half of the steps of quickstart, and of its drills.
 const half = { 'train.steps': 1000, 'data.stories_drills': 1200 };
-const text = (...changes) => ({ config: 'text_cpu', set: Object.assign({}, language, ...changes) });
+const text = (...changes) => ({
+  config: 'text_cpu',
+  device: 'cuda',
+  set: Object.assign({}, code, ...changes),
+});
 
 /** Changes of each variant to its config; `phases` are the settings of runs that follow each other in one folder. */
 export const VARIANTS = {
@@ -75,12 +86,21 @@ export const VARIANTS = {
   'short-scorer-muon': needle(short, scorer, muon),
   'mixed-scorer-muon': needle(mixed, scorer, muon, { 'train.steps': 750 }),
   'rope2-scorer-muon': needle(rope, short, scorer, muon),
+  'rope2-slow-muon': needle(rope, slow, short, scorer, muon),
+  'rope2-long-muon': needle(rope, scorer, muon),
+  'rope2-mixed-muon': needle(rope, mixed, scorer, muon),
+  'rope2-far-muon': needle(rope, far, scorer, muon),
+  'rope2-far-slow-muon': needle(rope, slow, far, scorer, muon),
+  'rope4-long-muon': needle(rope, scorer, muon, { 'model.n_layers': 4 }),
   'rope2-window-muon': needle(rope, short, scorer, muon, { 'nsa.rope': 'window', 'nsa.cmp_rope': 'none' }),
   'rate2-scorer-muon': needle(short, scorer, muon, twice),
   // AdamW, which trains the gate, makes steps of one size: a temperature of 10 is a tenth of the rate.
   'short-gate-muon': needle(short, scorer, muon, { 'nsa.gate_temp': 10 }),
   'rate2-gate-muon': needle(short, scorer, muon, twice, { 'nsa.gate_temp': 10 }),
   'rate2-inputs-muon': needle(short, scorer, muon, twice, { 'nsa.gate_inputs': 12 }),
+  'rate4-scorer-muon': needle(short, scorer, muon, fourTimes),
+  'rate4-gate-muon': needle(short, scorer, muon, fourTimes, { 'nsa.gate_temp': 10 }),
+  'short-inputs-muon': needle(short, scorer, muon, { 'nsa.gate_inputs': 12 }),
   stories: stories(none, { 'train.steps': 2000, 'train.optimizer': 'adamw', 'data.stories_drills': 2400 }),
   'stories-scorer': stories(scorer, { 'train.steps': 2000, 'train.optimizer': 'adamw', 'data.stories_drills': 2400 }),
   'stories-muon': stories(half, scorer, muon),
@@ -89,30 +109,32 @@ export const VARIANTS = {
   'stories-dense-muon': stories(half, muon, {
     ...{ 'model.attention': 'dense', 'model.mlp_hidden': 323, 'model.rope_scale': 1 },
   }),
-  'language-dense': text({ 'model.attention': 'dense', 'model.mlp_hidden': 345 }),
-  'language-nsa': text(none),
-  'language-scorer': text(scorer),
+  // As many parameters as the sparse model, in a wider feed-forward.
+  'code-dense': text({ 'model.attention': 'dense', 'model.mlp_hidden': 605 }),
+  'code-nsa': text(none),
+  'code-scorer': text(scorer),
+  'code-scorer-gate': text(scorer, { 'nsa.gate_temp': 10 }),
 };
 
 /** The runs in the order in which they answer most: variants and their seeds. */
 export const PLAN = [
   ['short-scorer-muon', [1, 2]],
-  ['language-dense,language-scorer', [1]],
+  ['code-dense,code-scorer', [1]],
   ['short-nsa-muon', [1]],
   ['short-scorer-muon', [3]],
   ['short-gate-muon,mixed-scorer-muon', [1]],
-  ['short-scorer-muon', [4]],
+  ['short-scorer-muon', [4, 5]],
   ['mixed-scorer-muon', [2, 3]],
-  ['rate2-scorer-muon,rope2-scorer-muon,language-nsa,rate2-inputs-muon', [1]],
-  ['stories-muon', [1]],
-  ['rope2-window-muon,rate2-gate-muon', [1]],
-  ['short-scorer-muon', [5]],
-  ['stories-dense-muon,stories-nsa-muon', [1]],
-  ['stories-dense-muon,stories-muon,stories-nsa-muon', [2, 3]],
-  ['language-dense,language-scorer,language-nsa', [2, 3]],
-  ['stories,stories-scorer', [1, 2, 3]],
-  ['short-gate-muon', [2, 3]],
-  ['rate2-scorer-muon,rate2-gate-muon,rate2-inputs-muon,rope2-scorer-muon,rope2-window-muon,short-nsa-muon', [2, 3]],
+  ['code-nsa,code-scorer-gate', [1]],
+  ['code-dense,code-scorer,code-nsa,code-scorer-gate', [2, 3]],
+  ['rope2-far-muon,rope2-far-slow-muon,rope4-long-muon,rope2-mixed-muon,rope2-long-muon,rope2-slow-muon', [1]],
+  ['rope2-scorer-muon,rope2-window-muon', [1]],
+  ['stories,stories-scorer,stories-nsa-muon', [1]],
+  ['stories,stories-scorer,stories-dense-muon,stories-muon,stories-nsa-muon', [2, 3]],
+  ['rate2-scorer-muon,rate2-gate-muon,rate2-inputs-muon,rate4-scorer-muon,rate4-gate-muon', [1, 2, 3]],
+  ['short-gate-muon,short-nsa-muon', [2, 3]],
+  ['short-inputs-muon', [1, 2, 3]],
+  ['rope2-far-muon,rope2-far-slow-muon,rope2-slow-muon,rope2-scorer-muon,rope2-window-muon', [2, 3]],
   ['rope2-slow-nsa,rate2-nsa', [1]],
   ['scorer', [1, 2, 3, 4, 5]],
   ['nsa', [1, 2, 3]],

@@ -1,19 +1,20 @@
 // Which changes make a sparse model use its context: trains each variant with several seeds and measures what it finds.
 //
-//   node bench/context.mjs [--only VARIANT,...] [--seeds 1,2] [--until HH:MM] [--threads 1]
-//                          [--work artifacts/context] [--out bench/results/context-cpu.json] [--build NAME] [--list]
+//   node bench/context.mjs [--only VARIANT,...] [--seeds 1,2] [--until HH:MM] [--threads 1] [--jobs 1] [--device cpu]
+//                          [--work artifacts/context] [--out bench/results/context.json] [--build NAME] [--list]
+//                          [--code FOLDER]
 //
-// Runs follow the order of PLAN. One that is in --out already is left out, so a race that was stopped continues with the
-// same command. Each run adds one row when it ends; a run that fails adds its error. --until stops at a time of day, also
-// in the middle of a run, which then starts again with the next call. The models stay in --work. Needs `npm run build`.
-// context-page.mjs writes the page.
+// Runs follow the order of PLAN, --jobs of them at a time. One that is in --out already is left out, so a race that was
+// stopped continues with the same command. Each run adds one row when it ends; a run that fails adds its error. --until
+// stops at a time of day, also in the middle of a run, which then starts again with the next call. The models stay in
+// --work. --device cuda takes the variants that need a GPU: they train on the Python code in --code, by default this
+// machine's. Needs `npm run build`. context-page.mjs writes the page.
 import { spawn } from 'node:child_process';
 import { existsSync, mkdirSync, readdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs';
 import { cpus } from 'node:os';
 import { dirname, join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
-import { writeCorpus } from './context-corpus.mjs';
 import { PLAN, VARIANTS } from './context-variants.mjs';
 
 const root = join(dirname(fileURLToPath(import.meta.url)), '..');
@@ -21,8 +22,8 @@ const option = (value) => ({ type: 'string', ...(value !== undefined && { defaul
 const { values } = parseArgs({
   options: {
     ...{ only: option(), seeds: option(), until: option(), build: option(), threads: option('1') },
-    ...{ work: option(join(root, 'artifacts', 'context')), out: option(join(root, 'bench/results/context-cpu.json')) },
-    list: { type: 'boolean', default: false },
+    ...{ work: option(join(root, 'artifacts', 'context')), out: option(join(root, 'bench/results/context.json')) },
+    ...{ jobs: option('1'), device: option('cpu'), code: option('/usr'), list: { type: 'boolean', default: false } },
   },
 });
 
@@ -31,6 +32,7 @@ const result = existsSync(values.out)
   : { machine: cpus()[0].model, runs: [] };
 const isDone = ([variant, seed]) => result.runs.some((run) => run.variant === variant && run.seed === seed);
 const asked = ([variant, seed]) =>
+  (VARIANTS[variant].device ?? 'cpu') === values.device &&
   (!values.only || values.only.split(',').includes(variant)) &&
   (!values.seeds || values.seeds.split(',').map(Number).includes(seed));
 const open = PLAN.filter((run) => asked(run) && !isDone(run));
@@ -39,7 +41,8 @@ if (values.list) {
   process.exit(0);
 }
 
-let child = null;
+const children = new Set();
+let codeFolder = null;
 if (values.until) {
   const [hours, minutes] = values.until.split(':').map(Number);
   const end = new Date();
@@ -49,19 +52,20 @@ if (values.until) {
 }
 for (const signal of ['SIGINT', 'SIGTERM']) process.on(signal, () => stop(signal));
 function stop(reason) {
-  if (child) process.kill(-child.pid, 'SIGKILL');
+  for (const child of children) process.kill(-child.pid, 'SIGKILL');
   console.error(`${reason}; the same command continues`);
   process.exit(1);
 }
 
-// Rows of builds that had no coverage, as far as their models are there.
-for (const run of result.runs.filter((one) => one.lengths && !one.coverage)) {
-  const out = join(values.work, `${run.variant}-${run.seed}`);
-  if (existsSync(join(out, 'model.safetensors'))) run.coverage = await coverage(out);
-}
-save();
+const machine = cpus()[0].model;
+const queue = [...open];
+await Promise.all(
+  Array.from({ length: Number(values.jobs) }, async () => {
+    while (queue.length > 0) await race(...queue.shift());
+  }),
+);
 
-for (const [variant, seed] of open) {
+async function race(variant, seed) {
   const started = performance.now();
   const row = {
     variant,
@@ -69,6 +73,7 @@ for (const [variant, seed] of open) {
     ...VARIANTS[variant],
     date: new Date().toISOString().slice(0, 10),
     build: values.build ?? null,
+    ...(machine !== result.machine && { machine }),
   };
   try {
     Object.assign(row, await measure(variant, seed));
@@ -103,17 +108,10 @@ async function measure(variant, seed) {
   let cpuSeconds = existsSync(finished) ? JSON.parse(readFileSync(finished, 'utf8')) : 0;
   for (const [i, phase] of existsSync(finished) ? [] : phases.entries()) {
     const all = { ...common, ...phase };
-    const words = [
-      config === 'quickstart' ? 'start' : 'train',
-      '--config',
-      config,
-      '--out-dir',
-      out,
-      ...(i > 0 ? ['--resume', 'auto'] : []),
-    ];
-    const data = config === 'text_cpu' ? trainingText() : [];
+    const words = [config === 'quickstart' ? 'start' : 'train', '--config', config, '--out-dir', out];
+    const more = [...(i > 0 ? ['--resume', 'auto'] : []), ...(config === 'text_cpu' ? await trainingCode() : [])];
     const sets = Object.entries(all).flatMap(([key, value]) => ['--set', `${key}=${value}`]);
-    cpuSeconds += (await trefoil([...words, ...data, ...sets])).cpuSeconds;
+    cpuSeconds += (await trefoil([...words, ...more, ...sets])).cpuSeconds;
   }
   writeFileSync(finished, JSON.stringify(cpuSeconds));
   const training = trainingOf(out);
@@ -156,12 +154,7 @@ function sum(list, of) {
 
 /** The last losses and the gates at the end. */
 function trainingOf(out) {
-  const rows = readFileSync(join(out, 'training.csv'), 'utf8')
-    .trim()
-    .split('\n')
-    .slice(1)
-    .map((line) => line.split(',').map(Number));
-  const last = rows.slice(-3);
+  const last = trainingRows(out).slice(-3);
   const attention = join(out, 'attention.jsonl');
   const telemetry = existsSync(attention) ? JSON.parse(readFileSync(attention, 'utf8').trim().split('\n').at(-1)) : {};
   const { entropy, collapse, cmp, sel, win, scorer_loss } = telemetry;
@@ -172,23 +165,18 @@ function trainingOf(out) {
   };
 }
 
+/** Step, loss, learning rate and tokens per second. */
+function trainingRows(out) {
+  const lines = readFileSync(join(out, 'training.csv'), 'utf8').trim().split('\n').slice(1);
+  return lines.map((line) => line.split(',').map(Number));
+}
+
 /** Needles found at three lengths, worst depth, and the first checkpoint that finds 95 % at 1,024 tokens. */
 async function needles(out) {
   const grid = (model, lengths, trials) =>
     trefoil([
-      'eval',
-      'needle',
-      '--model',
-      model,
-      '--lengths',
-      lengths,
-      '--trials',
-      trials,
-      '--records',
-      '3',
-      '--facts',
-      '2',
-      '--json',
+      ...['eval', 'needle', '--model', model, '--lengths', lengths, '--trials', trials],
+      ...['--records', '3', '--facts', '2', '--json'],
     ]);
   const rows = (await grid(out, '256,1024,4096', '20')).json.rows;
   const lengths = [256, 1024, 4096].map((length) => {
@@ -223,25 +211,14 @@ async function needles(out) {
 async function coverage(out) {
   const { caseTokens } = await import(join(root, 'dist/evaluate/needle.js'));
   const task = { vocabSize: 128, records: 3, facts: 2, questions: 8, absent: 2 };
-  const file = join(values.work, 'case.txt');
+  const file = join(out, 'case.txt');
   writeFileSync(file, Buffer.from(caseTokens(task, 1024, 0.5, 1, 0)));
   return coverageOf(out, file);
 }
 
 async function coverageOf(out, file) {
-  const words = [
-    'eval',
-    'selection',
-    '--model',
-    out,
-    '--text-file',
-    file,
-    '--coverage',
-    '--max-tokens',
-    '2048',
-    '--json',
-  ];
-  const { json } = await trefoil(words);
+  const words = ['eval', 'selection', '--model', out, '--text-file', file, '--coverage', '--max-tokens', '2048'];
+  const { json } = await trefoil([...words, '--json']);
   return json.coverage.layers.map(({ forced, random, chosen, best }) => ({ forced, random, chosen, best }));
 }
 
@@ -252,28 +229,24 @@ async function lossOf(out, data) {
   return { loss, bits_per_byte, targets, by_position, far };
 }
 
-/** Validation loss, what far context is worth, and coverage by layer: the mean of four documents. */
+/** Validation loss, what far context is worth, training speed, and coverage by layer: the mean of four documents. */
 async function farContext(out) {
-  const validation = join(corpus(), 'val.jsonl');
-  const measuredLoss = await lossOf(out, ['--local-path', validation, '--seq-len', '2048']);
-  const texts = readFileSync(validation, 'utf8')
-    .trim()
-    .split('\n')
-    .map((line) => JSON.parse(line).text);
-  const documents = texts.sort((a, b) => b.length - a.length).slice(0, 4);
+  const { folder } = await code();
+  const validation = await lossOf(out, ['--local-path', join(folder, 'val'), '--seq-len', '2048', '--batches', '96']);
   const measured = [];
-  for (const text of documents) {
-    const file = join(values.work, 'case.txt');
+  for (const [i, text] of (await code()).documents.entries()) {
+    const file = join(out, `document-${i}.txt`);
     writeFileSync(file, text);
     measured.push(await coverageOf(out, file));
   }
-  const mean = (layer, key) => measured.reduce((sum, one) => sum + one[layer][key], 0) / measured.length;
-  const covered = measured[0].map((shares, layer) =>
+  const mean = (layer, key) => sum(measured, (one) => one[layer][key]) / measured.length;
+  const coverage = measured[0].map((shares, layer) =>
     Object.fromEntries(Object.keys(shares).map((key) => [key, mean(layer, key)])),
   );
-  const { loss, far } = measuredLoss;
-  const summary = { validation: loss, gain: far.gain, error: far.error };
-  return { validation: measuredLoss, coverage: covered, summary };
+  const rates = trainingRows(out).map(([, , , rate]) => rate);
+  const tokens_per_second = rates.sort((a, b) => a - b)[rates.length >> 1];
+  const { loss, far } = validation;
+  return { validation, coverage, tokens_per_second, summary: { validation: loss, gain: far.gain, error: far.error } };
 }
 
 function checkpoints(out) {
@@ -281,29 +254,61 @@ function checkpoints(out) {
   return steps.map((name) => Number(name.slice(5))).sort((a, b) => a - b);
 }
 
-/** The folder with the text of the language runs. */
-function corpus() {
-  const folder = join(values.work, 'corpus');
-  if (!existsSync(join(folder, 'tokenizer_config.json'))) writeCorpus(root, folder);
-  return folder;
+/** Token shards of the Python code in --code, their tokenizer, and the start of the longest validation documents. */
+function code() {
+  codeFolder ??= prepareCode(join(values.work, 'code'));
+  return codeFolder;
 }
 
-function trainingText() {
-  const sets = { 'data.val_path': 'val.jsonl', 'data.tokenizer': 'tokenizer.json' };
-  const words = Object.entries(sets).flatMap(([key, name]) => ['--set', `${key}=${join(corpus(), name)}`]);
-  return ['--local-path', join(corpus(), 'train.jsonl'), ...words];
+async function prepareCode(folder) {
+  if (!existsSync(join(folder, 'val'))) {
+    const collect = [join(root, 'examples/code-model/collect.mjs'), '--from', values.code, '--language', 'python'];
+    await processOf([...collect, '--max-mb', '120', '--out', folder]);
+    const text = (name) => ['--local-path', join(folder, name)];
+    await trefoil([
+      'data',
+      'tokenizer',
+      ...text('train.jsonl'),
+      '--vocab-size',
+      '2048',
+      '--out',
+      join(folder, 'words'),
+    ]);
+    for (const part of ['train', 'val']) {
+      const words = [...text(`${part}.jsonl`), '--tokenizer', join(folder, 'words'), '--out', join(folder, part)];
+      await trefoil(['data', 'prepare', ...words]);
+    }
+  }
+  const lines = readFileSync(join(folder, 'val.jsonl'), 'utf8').trim().split('\n');
+  const longest = lines.map((line) => JSON.parse(line).text).sort((a, b) => b.length - a.length);
+  return { folder, documents: longest.slice(0, 4).map((text) => text.slice(0, 20_000)) };
+}
+
+async function trainingCode() {
+  const { folder } = await code();
+  const sets = { 'data.val_path': join(folder, 'val'), 'data.tokenizer': join(folder, 'words') };
+  const words = Object.entries(sets).flatMap(([key, value]) => ['--set', `${key}=${value}`]);
+  return ['--local-path', join(folder, 'train'), ...words];
 }
 
 /** Runs a command of trefoil; returns what it prints with --json and its processor time. */
-function trefoil(words) {
-  const command = [process.execPath, join(root, 'dist/cli/main.js'), ...words, '--threads', values.threads];
+async function trefoil(words) {
+  const where = words[0] === 'data' ? [] : ['--threads', values.threads, '--device', values.device];
+  const { text, cpuSeconds } = await processOf([join(root, 'dist/cli/main.js'), ...words, ...where]);
+  return { cpuSeconds, json: words.includes('--json') ? JSON.parse(text) : null };
+}
+
+function processOf(words) {
   // The shell's `times` prints the processor time of its children, which Node does not report.
-  child = spawn('sh', ['-c', '"$@"; code=$?; times >&2; exit $code', 'sh', ...command], { detached: true });
+  const command = ['"$@"; code=$?; times >&2; exit $code', 'sh', process.execPath, ...words];
+  const child = spawn('sh', ['-c', ...command], { detached: true });
+  children.add(child);
   const [out, err] = [[], []];
   child.stdout.on('data', (data) => out.push(data));
   child.stderr.on('data', (data) => err.push(data));
   return new Promise((resolve, reject) =>
     child.on('close', (code) => {
+      children.delete(child);
       const errors = Buffer.concat(err).toString();
       if (code !== 0) return reject(new Error(`exit code ${code}: ${errors.slice(-600)}`));
       const last = errors.trim().split('\n').at(-1);
@@ -311,8 +316,7 @@ function trefoil(words) {
         (sum, [, m, s]) => sum + 60 * Number(m) + Number(s),
         0,
       );
-      const text = Buffer.concat(out).toString();
-      resolve({ cpuSeconds, json: words.includes('--json') ? JSON.parse(text) : null });
+      resolve({ cpuSeconds, text: Buffer.concat(out).toString() });
     }),
   );
 }
