@@ -30,6 +30,8 @@ const far = {
   'data.needle_curriculum': '64+128:100,128+512:250,256+1024:400,1024+4096:1000000',
 };
 const rope = { 'model.rope_scale': 1, 'model.n_layers': 2 };
+// Positions in the window alone.
+const windowRope = { 'nsa.rope': 'window', 'nsa.cmp_rope': 'none' };
 // Waves of more than 64 tokens stand still, so that what is found at one distance is found at any.
 const slow = { 'model.rope_type': 'llama3', 'model.rope_factor': 1e6, 'model.rope_original_context': 64 };
 // Three million parameters on a GPU, 49 million tokens of code; a window of 64 tokens of 2,048.
@@ -92,7 +94,7 @@ export const VARIANTS = {
   'rope2-far-muon': needle(rope, far, scorer, muon),
   'rope2-far-slow-muon': needle(rope, slow, far, scorer, muon),
   'rope4-long-muon': needle(rope, scorer, muon, { 'model.n_layers': 4 }),
-  'rope2-window-muon': needle(rope, short, scorer, muon, { 'nsa.rope': 'window', 'nsa.cmp_rope': 'none' }),
+  'rope2-window-muon': needle(rope, short, scorer, muon, windowRope),
   'rate2-scorer-muon': needle(short, scorer, muon, twice),
   // AdamW, which trains the gate, makes steps of one size: a temperature of 10 is a tenth of the rate.
   'short-gate-muon': needle(short, scorer, muon, { 'nsa.gate_temp': 10 }),
@@ -114,6 +116,8 @@ export const VARIANTS = {
   'code-nsa': text(none),
   'code-scorer': text(scorer),
   'code-scorer-gate': text(scorer, { 'nsa.gate_temp': 10 }),
+  'code-scorer-window': text(scorer, windowRope, { 'nsa.gate_temp': 10 }),
+  'code-scorer-window-sel24': text(scorer, windowRope, { 'nsa.gate_temp': 10, 'nsa.n_sel': 24 }),
 };
 
 /** The runs in the order in which they answer most: variants and their seeds. */
@@ -125,16 +129,19 @@ export const PLAN = [
   ['short-gate-muon,mixed-scorer-muon', [1]],
   ['short-scorer-muon', [4, 5]],
   ['mixed-scorer-muon', [2, 3]],
-  ['code-nsa,code-scorer-gate', [1]],
-  ['code-dense,code-scorer,code-nsa,code-scorer-gate', [2, 3]],
-  ['rope2-far-muon,rope2-far-slow-muon,rope4-long-muon,rope2-mixed-muon,rope2-long-muon,rope2-slow-muon', [1]],
-  ['rope2-scorer-muon,rope2-window-muon', [1]],
+  ['code-nsa,code-scorer-gate,code-scorer-window,code-scorer-window-sel24', [1]],
+  ['code-scorer', [2, 3]],
+  ['code-dense,code-nsa', [2, 3]],
+  ['code-scorer-window,code-scorer-gate', [2, 3]],
+  ['rope2-window-muon', [1, 2, 3]],
+  ['rope2-far-slow-muon,rope2-slow-muon,rope2-scorer-muon', [1]],
   ['stories,stories-scorer,stories-nsa-muon', [1]],
   ['stories,stories-scorer,stories-dense-muon,stories-muon,stories-nsa-muon', [2, 3]],
   ['rate2-scorer-muon,rate2-gate-muon,rate2-inputs-muon,rate4-scorer-muon,rate4-gate-muon', [1, 2, 3]],
   ['short-gate-muon,short-nsa-muon', [2, 3]],
   ['short-inputs-muon', [1, 2, 3]],
-  ['rope2-far-muon,rope2-far-slow-muon,rope2-slow-muon,rope2-scorer-muon,rope2-window-muon', [2, 3]],
+  ['rope2-slow-muon,rope2-scorer-muon', [2, 3]],
+  ['rope2-far-muon,rope4-long-muon,rope2-mixed-muon,rope2-long-muon', [1]],
   ['rope2-slow-nsa,rate2-nsa', [1]],
   ['scorer', [1, 2, 3, 4, 5]],
   ['nsa', [1, 2, 3]],
