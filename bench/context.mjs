@@ -7,9 +7,9 @@
 // Runs follow the order of PLAN, --jobs of them at a time. One that is in --out already is left out, so a race that was
 // stopped continues with the same command. Each run adds one row when it ends; a run that fails adds its error. --until
 // stops at a time of day, also in the middle of a run, which then starts again with the next call. The models stay in
-// --work. --device cuda takes the variants that need a GPU: they train on the Python code in --code, by default this
-// machine's. Needs `npm run build`. context-page.mjs writes the page.
-import { spawn } from 'node:child_process';
+// --work. --device cuda takes the variants that need a GPU: they train on the Python code in --code, by default that of
+// python3's packages. Needs `npm run build`. context-page.mjs writes the page.
+import { execFileSync, spawn } from 'node:child_process';
 import { existsSync, mkdirSync, readdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs';
 import { cpus } from 'node:os';
 import { dirname, join } from 'node:path';
@@ -23,7 +23,7 @@ const { values } = parseArgs({
   options: {
     ...{ only: option(), seeds: option(), until: option(), build: option(), threads: option('1') },
     ...{ work: option(join(root, 'artifacts', 'context')), out: option(join(root, 'bench/results/context.json')) },
-    ...{ jobs: option('1'), device: option('cpu'), code: option('/usr'), list: { type: 'boolean', default: false } },
+    ...{ jobs: option('1'), device: option('cpu'), code: option(), list: { type: 'boolean', default: false } },
   },
 });
 
@@ -98,7 +98,7 @@ function percents(shares) {
 
 /** Trains one run and measures it. */
 async function measure(variant, seed) {
-  const { config, set, phases = [set] } = VARIANTS[variant];
+  const { config, set } = VARIANTS[variant];
   const out = join(values.work, `${variant}-${seed}`);
   // A model whose measurement was interrupted is not trained again.
   const finished = join(out, 'cpu-seconds.json');
@@ -106,12 +106,11 @@ async function measure(variant, seed) {
   const isNeedle = config === 'needle_cpu';
   const common = { 'train.seed': seed, 'train.keep_last': 1000, ...(isNeedle && { 'train.save_every': 100 }) };
   let cpuSeconds = existsSync(finished) ? JSON.parse(readFileSync(finished, 'utf8')) : 0;
-  for (const [i, phase] of existsSync(finished) ? [] : phases.entries()) {
-    const all = { ...common, ...phase };
+  if (!existsSync(finished)) {
     const words = [config === 'quickstart' ? 'start' : 'train', '--config', config, '--out-dir', out];
-    const more = [...(i > 0 ? ['--resume', 'auto'] : []), ...(config === 'text_cpu' ? await trainingCode() : [])];
-    const sets = Object.entries(all).flatMap(([key, value]) => ['--set', `${key}=${value}`]);
-    cpuSeconds += (await trefoil([...words, ...more, ...sets])).cpuSeconds;
+    const data = config === 'text_cpu' ? await trainingCode() : [];
+    const sets = Object.entries({ ...common, ...set }).flatMap(([key, value]) => ['--set', `${key}=${value}`]);
+    ({ cpuSeconds } = await trefoil([...words, ...data, ...sets]));
   }
   writeFileSync(finished, JSON.stringify(cpuSeconds));
   const training = trainingOf(out);
@@ -262,7 +261,9 @@ function code() {
 
 async function prepareCode(folder) {
   if (!existsSync(join(folder, 'val'))) {
-    const collect = [join(root, 'examples/code-model/collect.mjs'), '--from', values.code, '--language', 'python'];
+    const script = 'import sysconfig; print(sysconfig.get_paths()["purelib"])';
+    const from = values.code ?? execFileSync('python3', ['-c', script]).toString().trim();
+    const collect = [join(root, 'examples/code-model/collect.mjs'), '--from', from, '--language', 'python'];
     await processOf([...collect, '--max-mb', '120', '--out', folder]);
     const text = (name) => ['--local-path', join(folder, name)];
     await trefoil([

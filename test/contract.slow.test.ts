@@ -168,7 +168,6 @@ const KEYS: Readonly<Record<string, readonly [TinyOverrides, Effect]>> = {
   'nsa.cmp_rope': [{ nsa: { cmp_rope: 'before' } }, numbers],
   'nsa.gate': [{ nsa: { gate: 'sigmoid' } }, numbers],
   'nsa.gate_temp': [{ nsa: { gate_temp: 0.25 } }, numbers],
-  'nsa.gate_inputs': [{ nsa: { gate_inputs: 4 } }, numbers],
   'nsa.rope': [{ nsa: { cmp_rope: 'none', rope: 'window' } }, numbersAgainst({ nsa: { cmp_rope: 'none' } })],
   'nsa.force_branch': [{ nsa: { force_branch: 'win' } }, numbers],
   'nsa.force_uniform_gate': [{ nsa: { force_uniform_gate: true } }, numbers],

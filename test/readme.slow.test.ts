@@ -100,7 +100,7 @@ describe('README.md', () => {
 
   it('gives one duration of the quickstart, wherever it is named', () => {
     const places = ['README.md', 'docs/guide/first-model.md', 'configs/quickstart.yaml', 'src/cli/start.ts'];
-    for (const place of places) expect(readFileSync(join(root, place), 'utf8'), place).toContain('in three minutes');
+    for (const place of places) expect(readFileSync(join(root, place), 'utf8'), place).toContain('in two minutes');
   });
 
   it('left what the commands promise', () => {

@@ -18,26 +18,12 @@ export const testsPass = (atLeast) => (out) => {
   return { ok: failed.length === 0, measured: { passed: passed.length, failed } };
 };
 
-/** examples/code-model/run.mjs --dense: the loss of the sparse model is not above the dense one's. */
-export const sparseIsNoWorse = (_out, _texts, { corpus }) => {
-  const [sparse, dense] = JSON.parse(fileOf(corpus, 'positions.json')).models;
-  const byPosition = (model) => model.by_position.map(({ from, to, loss }) => ({ from, to, loss: round(loss) }));
-  return {
-    ok: sparse.loss <= dense.loss,
-    measured: { sparse: sparse.loss, dense: dense.loss, by_position: [byPosition(sparse), byPosition(dense)] },
-  };
-};
-
-/** The same with coverage.json, of the possible coverage at least four fifths in each layer, and the gates at the end. */
-export const usesItsContext = (out, texts, folders) => {
-  const { ok, measured } = sparseIsNoWorse(out, texts, folders);
-  const { layers } = JSON.parse(fileOf(folders.corpus, 'coverage.json')).coverage;
-  const coverage = layers.map(({ forced, chosen, best }) => round((chosen - forced) / (best - forced)));
-  const last = fileOf(folders.corpus, 'nsa/attention.jsonl').trim().split('\n').at(-1);
-  const { entropy } = JSON.parse(last);
-  const far = JSON.parse(fileOf(folders.corpus, 'positions.json')).models.map((model) => model.far);
-  const isOpen = Math.min(...entropy) > 0.5;
-  return { ok: ok && isOpen && Math.min(...coverage) >= 0.8, measured: { ...measured, coverage, entropy, far } };
+/** bench/context.mjs: the loss and the gain from far context beside the means of dense attention's three seeds. */
+export const usesItsContext = (out) => {
+  const run = JSON.parse(fileOf(out, 'context.json')).runs.at(-1);
+  if (run.error) throw new Error(run.error);
+  const { loss, far } = run.validation;
+  return { ok: loss < 2.143 && far.gain >= 0.9 * 0.398, measured: { loss, gain: far.gain, error: far.error } };
 };
 
 /** bench/peers/cuda/compare.mjs --part nsa: faster than the public kernels at every length, forward and backward. */

@@ -11,7 +11,7 @@
 // --out       results, rewritten after every entry (default: .gpu/results.json). Entries that passed or failed there are
 //             not run again: repeat the command to go on after an interruption.
 //
-// Needs a GPU, nvcc, g++, Python with packages (their source code is the training text) and node_modules.
+// Needs a GPU, nvcc, g++, Python with packages (their source code is a training text) and node_modules.
 // Exit code: 0 all that ran passed, 1 one failed or broke, 2 wrong usage.
 import { execFileSync, spawn, spawnSync } from 'node:child_process';
 import { existsSync, mkdirSync, openSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
@@ -47,14 +47,8 @@ const wanted = ENTRIES.slice(values.from ? ids.indexOf(values.from) : 0).filter(
   ({ id }) => !values.only || values.only.split(',').includes(id),
 );
 
-/** Seconds that building and the corpus take at most; entries do not count them. */
+/** Seconds that building takes at most; entries do not count them. */
 const BUILD_SECONDS = 20;
-const CORPUS_SECONDS = 60;
-const folders = {
-  corpus: join(work, 'code'),
-  train: join(work, 'code/tokens/train'),
-  val: join(work, 'code/tokens/val'),
-};
 
 if (values.list) list();
 else await run();
@@ -65,8 +59,8 @@ function list() {
     for (const words of commands) console.log(`  $ ${words.map(quoted).join(' ')}`);
     console.log(`  expected: ${expected}\n  if so: ${passed}\n  if not: ${failed}\n`);
   }
-  const total = wanted.reduce((sum, { seconds }) => sum + seconds, BUILD_SECONDS + CORPUS_SECONDS);
-  console.log(`at most ${total} s: ${BUILD_SECONDS} build, ${CORPUS_SECONDS} corpus, the rest entries\n`);
+  const total = wanted.reduce((sum, { seconds }) => sum + seconds, BUILD_SECONDS);
+  console.log(`at most ${total} s: ${BUILD_SECONDS} build, the rest entries\n`);
   for (const line of DECIDED) console.log(`not here: ${line}`);
 }
 
@@ -104,12 +98,7 @@ async function resultOf(entry) {
   if (needs.includes('before') && !values.before)
     return { reason: 'needs --before FOLDER, a built copy of the commit' };
   if (needs.includes('fla') && !hasFla()) return { reason: 'needs the Python package fla' };
-  const preparing = needs.includes('corpus') && !existsSync(folders.val) ? CORPUS_SECONDS : 0;
-  if (elapsed() + preparing + entry.seconds > limit) return { reason: 'not reached: no time left' };
-  if (preparing > 0) {
-    const problem = await prepareCorpus();
-    if (problem) return { state: 'broken', reason: `the corpus: ${problem}` };
-  }
+  if (elapsed() + entry.seconds > limit) return { reason: 'not reached: no time left' };
   const out = join(work, entry.id);
   rmSync(out, { recursive: true, force: true });
   mkdirSync(out, { recursive: true });
@@ -117,32 +106,12 @@ async function resultOf(entry) {
   const { texts, problems } = await all(entry.commands, out, entry.seconds);
   const seconds = (performance.now() - begun) / 1000;
   try {
-    const { ok, measured } = entry.check(out, texts, folders);
+    const { ok, measured } = entry.check(out, texts);
     const state = ok && problems.length > 0 ? 'broken' : ok ? 'passed' : 'failed';
     return { state, seconds, measured, reason: problems.join('; ') || undefined };
   } catch (error) {
     return { state: 'broken', seconds, reason: [...problems, error.message].join('; ') };
   }
-}
-
-/** The source code of the Python packages as token shards, in the folders that examples/code-model/run.mjs looks for. */
-async function prepareCorpus() {
-  const packages = execFileSync('python3', ['-c', 'import sysconfig; print(sysconfig.get_paths()["purelib"])']);
-  const out = join(work, 'preparation');
-  const corpus = join(folders.corpus, 'corpus');
-  const collect = ['node', 'examples/code-model/collect.mjs', '--from', packages.toString().trim(), '--out', corpus];
-  const steps = [
-    [[...collect, '--language', 'python', '--max-mb', '160']],
-    ['train', 'val'].map((part) => [
-      ...['trefoil', 'data', 'prepare', '--local-path', join(corpus, `${part}.jsonl`), '--tokenizer', 'gpt2'],
-      ...['--out', folders[part]],
-    ]),
-  ];
-  for (const commands of steps) {
-    const { problems } = await all(commands, out, CORPUS_SECONDS);
-    if (problems.length > 0) return problems.join('; ');
-  }
-  return null;
 }
 
 /** Runs commands at the same time, and ends them after `seconds`. Output goes to files of `out`. */
@@ -153,10 +122,7 @@ async function all(commands, out, seconds) {
 
 async function one(words, log, out, seconds) {
   const filled = words.map((word) =>
-    word.replace(
-      /\{(\w+)\}/g,
-      (_, name) => ({ ...folders, out, before: values.before && resolve(values.before) })[name],
-    ),
+    word.replace(/\{(\w+)\}/g, (_, name) => ({ out, before: values.before && resolve(values.before) })[name]),
   );
   const [program, ...rest] = programOf(filled);
   const environment = { ...process.env, TEST_RESULTS: join(out, 'tests.jsonl') };

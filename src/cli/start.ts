@@ -46,7 +46,7 @@ const MAX_SCENES = 12;
 const RECALL_SEED = 7;
 const DISTANCES = [32, 64, 128, 256, 512];
 
-const DESCRIPTION = `Trains a small model on the CPU in three minutes and shows what it learned.
+const DESCRIPTION = `Trains a small model on the CPU in two minutes and shows what it learned.
 Takes the flags of train, except --json without --print-config. The defaults
 shown are those of quickstart, the default config. With --browser nothing is
 trained here: a page does it in the browser, and the other flags are ignored.`;
@@ -90,7 +90,7 @@ async function run(line: TrainCommandLine, io: Io): Promise<number> {
   const { out_dir: outDir, steps } = config.train;
   io.out(`Trefoil: ${steps} steps of a small model with Native Sparse Attention, on this machine's CPU.`);
   const again = io.env['npm_lifecycle_event'] === 'start' ? 'npm start' : 'npx trefoil start';
-  io.out(`The whole run takes three minutes on two cores. Stop any time with Ctrl-C;\n${again} goes on from there.\n`);
+  io.out(`The whole run takes two minutes on two cores. Stop any time with Ctrl-C;\n${again} goes on from there.\n`);
   const resume = listCheckpoints(runPaths(outDir).checkpoints).length > 0 ? 'auto' : null;
   const request = { resume: line.resume ?? resume, save: line.save, say: io.out };
   return await withDashboard(line.dashboard, outDir, io.out, io, async () => {

@@ -62,7 +62,6 @@ const KEYS: [key: string, text: string, value: unknown, needed?: string][] = [
   ['nsa.cmp_rope', 'before', 'before'],
   ['nsa.gate', 'sigmoid', 'sigmoid'],
   ['nsa.gate_temp', '0.5', 0.5],
-  ['nsa.gate_inputs', '12', 12],
   ['nsa.rope', 'window', 'window', 'nsa.cmp_rope=none'],
   ['nsa.force_branch', 'sel', 'sel'],
   ['nsa.force_uniform_gate', 'true', true],

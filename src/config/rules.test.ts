@@ -74,7 +74,6 @@ describe('relations between keys', () => {
         'nsa.rope: window needs keys of its own: nsa.shared_kv false; set it, or all',
       ],
     ],
-    ['inputs of the gate', { nsa: { gate_inputs: 769 } }, ['nsa.gate_inputs: 769 is more than model.dim 768']],
     [
       'one override of the gate',
       { nsa: { force_branch: 'sel', force_uniform_gate: true } },

@@ -87,16 +87,14 @@ function patternProblems({ attention, layer_pattern: pattern, n_layers: layers }
   return [{ path, message: `${written} gives none of the ${layers} layers sparse attention; at least one nsa` }];
 }
 
-/** Positions in the window alone, and the inputs of the gate. */
-function branchProblems({ model, nsa }: Config): ConfigProblem[] {
+/** Settings that positions in the window alone require. */
+function branchProblems({ nsa }: Config): ConfigProblem[] {
   const problems: ConfigProblem[] = [];
   const path = 'nsa.rope';
   if (nsa.rope === 'window' && nsa.cmp_rope !== 'none')
     problems.push({ path, message: `window needs nsa.cmp_rope none, not ${nsa.cmp_rope}; set it, or all` });
   if (nsa.rope === 'window' && nsa.shared_kv)
     problems.push({ path, message: 'window needs keys of its own: nsa.shared_kv false; set it, or all' });
-  if (nsa.gate_inputs > model.dim)
-    problems.push({ path: 'nsa.gate_inputs', message: `${nsa.gate_inputs} is more than model.dim ${model.dim}` });
   return problems;
 }
 

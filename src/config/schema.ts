@@ -115,8 +115,6 @@ const nsa = {
   gate: z.enum(['softmax', 'sigmoid']).default('softmax'),
   /** Temperature of the gate. */
   gate_temp: positive().default(1),
-  /** Inputs of the gate: the first of the width; 0 = all. */
-  gate_inputs: countOrZero().default(0),
   /** Debug: use only this branch. */
   force_branch: z.enum(['none', 'cmp', 'sel', 'win']).default('none'),
   /** Debug: weight every branch with 1/3. */

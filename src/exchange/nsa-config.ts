@@ -132,7 +132,6 @@ function inexpressibleInBoth(shape: ModelShape): string | null {
   if (nsa.phi !== 'avg') return `blocks are compressed by nsa.phi ${nsa.phi}`;
   if (nsa.cmpRope !== 'before') return `compressed keys are rotated as nsa.cmp_rope ${nsa.cmpRope} says`;
   if (nsa.gate !== 'sigmoid' || nsa.gateTemp !== 1) return 'the gate is no plain sigmoid (nsa.gate, nsa.gate_temp)';
-  if (nsa.gateInputs > 0) return 'the gate reads some inputs only (nsa.gate_inputs)';
   if (nsa.forceBranch !== 'none' || nsa.forceUniformGate) return 'the gate is fixed (nsa.force_branch)';
   if (l !== d || l !== lSel) return `nsa.l ${l}, d ${d} and l_sel ${lSel} differ`;
   if (nextPowerOfTwo(nSel) !== nSel) return `nsa.n_sel ${nSel} is not a power of two`;

@@ -111,7 +111,6 @@ describe('export', () => {
     ['blocks are compressed by nsa.phi conv', {}, { phi: 'conv' }],
     ['compressed keys are rotated as nsa.cmp_rope after says', {}, { cmp_rope: 'after' }],
     ['the gate is no plain sigmoid', {}, { gate: 'softmax' }],
-    ['the gate reads some inputs only', {}, { gate_inputs: 12 }],
     ['nsa.l 8, d 4 and l_sel 8 differ', {}, { d: 4 }],
     ['nsa.n_sel 3 is not a power of two', {}, { n_sel: 3 }],
     ['nsa.n_sel 8 is more than half of nsa.l_sel 8', {}, { n_sel: 8 }],

@@ -27,7 +27,6 @@ import { largestOfGradient, normedLayerPays, usesFp8 } from '../ops/linear/fp8.j
 import { stackedLinear } from '../ops/linear/op.js';
 import { rmsnorm } from '../ops/rmsnorm/op.js';
 import { type HeadPart, type RotaryOptions, type RotaryTable, rotate, splitHeads } from '../ops/rope/op.js';
-import { slice } from '../ops/slice/op.js';
 import type { Parameter } from '../tensor/parameter.js';
 import type { ParameterStack } from '../tensor/parameter-stack.js';
 import type { Tape } from '../tensor/tape.js';
@@ -37,7 +36,6 @@ import type { CacheStep, PageKind } from './cache.js';
 import type { ParameterStore } from './parameters.js';
 import { denseTile, MIN_TILE_TOKENS, sparseTile } from './prompt-tile.js';
 import {
-  gateInputs,
   headShapeOf,
   type LayerShape,
   layerShape,
@@ -120,7 +118,7 @@ export class Attention {
   readonly output: Parameter;
   /** Bias [dim] of the output projection; null without. */
   readonly outputBias: Parameter | null;
-  /** Weight [3 * H, gateInputs] and bias [3 * H] of the gate; null without sparse attention. */
+  /** Weight [3 * H, dim] and bias [3 * H] of the gate; null without sparse attention. */
   readonly gate: { readonly weight: Parameter; readonly bias: Parameter } | null;
   /** Compression of keys and values; null without sparse attention. */
   readonly phi: { readonly keys: PhiParameters; readonly values: PhiParameters } | null;
@@ -164,11 +162,11 @@ export class Attention {
       : null;
     this.gate = isSparse
       ? {
-          weight: store.zeros(`${name}.gate.weight`, [3 * heads, gateInputs(shape)]),
+          weight: store.zeros(`${name}.gate.weight`, [3 * heads, shape.dim]),
           bias: store.zeros(`${name}.gate.bias`, [3 * heads]),
         }
       : null;
-    const isStacked = isTrained(gateOptions(shape)) && !this.projectionBias && gateInputs(shape) === shape.dim;
+    const isStacked = isTrained(gateOptions(shape)) && !this.projectionBias;
     this.#stack = this.gate && isStacked ? store.stack(this.projection, this.gate.weight) : null;
     this.phi = isSparse
       ? {
@@ -333,12 +331,9 @@ export class Attention {
     const fused = project(tape, x, this.projection, this.projectionBias?.value);
     const split = this.#split(tape, fused, tokens, rotary);
     tape.drop(fused);
-    const inputs = gateInputs(this.#shape);
-    const seen = inputs === x.shape[1] ? x : slice(tape, x, 1, 0, inputs);
-    const logits = project(tape, seen, weight, bias.value);
+    const logits = project(tape, x, weight, bias.value);
     const gates = gate(tape, logits, options);
     tape.drop(logits);
-    if (seen !== x) tape.drop(seen);
     return { split, gates };
   }
 

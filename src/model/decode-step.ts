@@ -46,8 +46,7 @@ export function decodeStepRefusal({ device, shape, dtype, adapters }: LanguageMo
   if (adapters.length > 0) return 'adapters that are not merged are not fused';
   if (shape.attention === 'nsa' && sparseLayers(shape).length < shape.nLayers) return 'window layers are not fused';
   if (shape.attention === 'nsa' && shape.nsa.phi === 'mlp') return 'phi mlp is not fused';
-  if (shape.attention === 'nsa' && (shape.nsa.gateInputs > 0 || shape.nsa.rope !== 'all'))
-    return 'a gate of some inputs and positions in the window alone are not fused';
+  if (shape.attention === 'nsa' && shape.nsa.rope !== 'all') return 'positions in the window alone are not fused';
   if (shape.attention === 'nsa' && shape.nsa.sharedKv) return 'keys and values shared by the branches are not fused';
   if (shape.outBias || shape.mlpBias) return 'biases of the output projection and of the feed-forward are not fused';
   const { heads, dv } = headShapeOf(shape);

@@ -20,7 +20,6 @@ import { adaptedLayers, type LinearLayer } from './linear-layers.js';
 import {
   computeDtype,
   countedLayers,
-  gateInputs,
   headShapeOf,
   hiddenSize,
   type LayerShape,
@@ -82,7 +81,7 @@ export function blockParameters(shape: LayerShape): [name: string, elements: num
     ['attention.qkv', projection],
     ...optional(shape.qkvBias, ['attention.qkv_bias', projection / dim]),
     ...optional(shape.qkNorm, ['attention.q_norm', dk], ['attention.k_norm', dk]),
-    ...optional(isSparse, ['attention.gate.weight', 3 * heads * gateInputs(shape)], ['attention.gate.bias', 3 * heads]),
+    ...optional(isSparse, ['attention.gate.weight', 3 * heads * dim], ['attention.gate.bias', 3 * heads]),
     ...phiTensors(shape, 'attention.phi_k', dk),
     ...phiTensors(shape, 'attention.phi_v', dv),
     ['attention.out', dim * heads * dv],
@@ -317,7 +316,7 @@ function fp8Layers(
   const { dim, vocabSize } = shape;
   const { heads, groups, dk, dv } = headShapeOf(shape);
   const tokens = train.seq_len * train.batch_size;
-  const isStacked = shape.attention === 'nsa' && !shape.qkvBias && gateInputs(shape) === dim;
+  const isStacked = shape.attention === 'nsa' && !shape.qkvBias;
   const gate = isStacked ? 3 * heads : 0;
   const columns = heads * dk + projectionPairs(shape) * groups * (dk + dv) + gate;
   const hidden = hiddenSize(shape);

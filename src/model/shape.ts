@@ -115,8 +115,6 @@ export interface SparseModelShape {
   readonly gate: 'softmax' | 'sigmoid';
   /** Temperature of the gate. */
   readonly gateTemp: number;
-  /** Inputs of the gate: the first of `dim`; 0 = all. */
-  readonly gateInputs: number;
   /** Debugging: one branch only. */
   readonly forceBranch: 'none' | 'cmp' | 'sel' | 'win';
   /** Debugging: every branch weighs one third. */
@@ -178,7 +176,6 @@ export function modelShape({ model, nsa }: Pick<Config, 'model' | 'nsa'>, vocabu
       rope: nsa.rope,
       gate: nsa.gate,
       gateTemp: nsa.gate_temp,
-      gateInputs: nsa.gate_inputs,
       forceBranch: nsa.force_branch,
       forceUniformGate: nsa.force_uniform_gate,
       stopgradGates: nsa.stopgrad_gates,
@@ -303,11 +300,6 @@ export function hiddenSize({ dim, mlpRatio, mlpHidden }: LayerShape): number {
 /** Width of phi's hidden layer (nsa.phi: mlp). */
 export function phiHiddenSize({ nsa, dK }: LayerShape): number {
   return nsa.phiHidden ?? 2 * dK;
-}
-
-/** Inputs of the gate, from the first on. */
-export function gateInputs({ dim, nsa }: Pick<ModelShape, 'dim' | 'nsa'>): number {
-  return nsa.gateInputs === 0 ? dim : nsa.gateInputs;
 }
 
 /** Whether the queries of all branches are rotated; otherwise only those of the window (`nsa.rope`). */

@@ -24,7 +24,7 @@ const MODELS: Readonly<Record<string, ModelShape>> = {
   'phi avg': tinyShape({}),
   'phi conv, rope before': tinyShape({ phi: 'conv', cmpRope: 'before' }),
   'phi mlp, gate sigmoid': tinyShape({ phi: 'mlp', gate: 'sigmoid' }),
-  'positions in the window alone, gate of 10 inputs': tinyShape({ rope: 'window', cmpRope: 'none', gateInputs: 10 }),
+  'positions in the window alone': tinyShape({ rope: 'window', cmpRope: 'none' }),
   dense: tinyShape({}, { attention: 'dense' }),
 };
 

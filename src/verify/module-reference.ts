@@ -1,13 +1,6 @@
 /** The attention module in float64, composed of the references of its operations. */
 import { addRow, headsForward } from '../model/heads-reference.js';
-import {
-  gateInputs,
-  headShapeOf,
-  type ModelShape,
-  rotaryShapeOf,
-  seesPositions,
-  sparseShapeOf,
-} from '../model/shape.js';
+import { headShapeOf, type ModelShape, rotaryShapeOf, seesPositions, sparseShapeOf } from '../model/shape.js';
 import { averageWeight, type CompressShape, convForward, mlpForward } from '../ops/attention/compress/reference.js';
 import { gateForward } from '../ops/attention/gate/reference.js';
 import { type NsaInputs, type NsaLayout, nsaForward } from '../ops/attention/reference.js';
@@ -69,9 +62,7 @@ function coreInputs(
     );
     [kCmp] = splitForward(kCmp, [{ heads: groups, size: dk, rotate: true }], blocks, rope);
   }
-  const width = gateInputs(shape);
-  const seen = x.filter((_, i) => i % dim < width);
-  const logits = linearForward(seen, weights['gate.weight'], tokens, 3 * heads, width);
+  const logits = linearForward(x, weights['gate.weight'], tokens, 3 * heads, dim);
   const bias = weights['gate.bias'];
   const biased = logits.map((logit, i) => logit + bias[i % bias.length]);
   const gates = gateForward(biased, { kind: nsa.gate, temperature: nsa.gateTemp });

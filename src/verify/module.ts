@@ -24,7 +24,6 @@ export const VARIANTS: readonly { readonly name: string; readonly shape: ModelSh
 
 /** Settings that change which inputs a part reads. */
 export const OTHERS: typeof VARIANTS = [
-  { name: 'gate of 10 inputs', shape: tinyShape({ gateInputs: 10 }) },
   { name: 'positions in the window alone', shape: tinyShape({ rope: 'window', cmpRope: 'none' }) },
 ];
 

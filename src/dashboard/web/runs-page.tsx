@@ -45,7 +45,7 @@ export function RunsPage() {
     return (
       <Empty title="No runs yet">
         <p>
-          Runs in <code>{table.dir}</code> appear here as soon as they start. A first one takes three minutes:
+          Runs in <code>{table.dir}</code> appear here as soon as they start. A first one takes two minutes:
         </p>
         <pre>npx trefoil start</pre>
       </Empty>
