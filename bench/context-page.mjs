@@ -12,20 +12,25 @@ import { mean, table, withFigures, writeOrCheck } from './markdown.mjs';
 const root = join(dirname(fileURLToPath(import.meta.url)), '..');
 const PAGE = join(root, 'docs', 'explain', 'context.md');
 const CHART = join(root, 'docs', 'images', 'context-needles.svg');
+const LANGUAGE_CHART = join(root, 'docs', 'images', 'context-language.svg');
 const { runs } = JSON.parse(readFileSync(join(root, 'bench', 'results', 'context.json'), 'utf8'));
 
-const needles = runs.filter(({ lengths }) => lengths);
+const order = [...new Set(runs.map(({ variant }) => variant))];
+const sorted = runs.sort((a, b) => order.indexOf(a.variant) - order.indexOf(b.variant) || a.seed - b.seed);
+const language = sorted.filter(({ variant }) => variant.startsWith('code-'));
+const needles = sorted.filter(({ lengths }) => lengths);
 const parts = {
   needles: needleRows(needles),
   seeds: seedTable(needles),
   choice: choiceRows(needles),
-  language: languageRows(runs.filter(({ config, validation }) => config === 'text_cpu' && validation)),
-  stories: storyRows(runs.filter(({ config, validation }) => config === 'quickstart' && validation)),
+  language: languageRows(language),
+  stories: storyRows(sorted.filter(({ config, validation }) => config === 'quickstart' && validation)),
 };
 writeOrCheck(
   [
     [PAGE, withFigures(PAGE, parts)],
     [CHART, `${chart()}\n`],
+    [LANGUAGE_CHART, `${languageChart()}\n`],
   ],
   process.argv.includes('--check'),
 );
@@ -94,11 +99,15 @@ function seedsOf(rows, name) {
 
 function languageRows(rows) {
   return table(
-    ['variant', 'seed', 'validation loss', 'gain from far context, nats', 'gates, nats', 'of possible / random, %'],
+    [
+      ...['variant', 'seed', 'validation loss', 'gain from far context, nats', 'gates, nats', 'collapsed, %'],
+      'of possible / random, %',
+    ],
     rows.map(({ variant, seed, validation: { loss, far }, gates, coverage }) => [
       ...[variant, seed, loss.toFixed(3), `${far.gain.toFixed(4)} ± ${far.error.toFixed(4)}`],
       (gates.entropy ?? []).map((nats) => nats.toFixed(2)).join(', '),
-      coverage[0].chosen === null ? '' : coverage.map(possible).join(', '),
+      (gates.collapse ?? []).map((share) => percents([share])).join(', '),
+      gates.entropy ? coverage.map(possible).join(', ') : '',
     ]),
   );
 }
@@ -138,6 +147,28 @@ function chart() {
         name: `${name} (${seeds.length})`,
         points: at.map(([x, found]) => [x, mean(found)]),
         band: at.map(([x, found]) => [x, Math.min(...found), Math.max(...found)]),
+      };
+    }),
+  });
+}
+
+function languageChart() {
+  const names = {
+    'code-dense': 'dense attention',
+    'code-nsa': 'sparse',
+    'code-scorer': 'sparse with the loss',
+    'code-scorer-window': 'and positions in the window alone',
+  };
+  return lineChart({
+    title: 'What context beyond 64 tokens is worth, by the length of the context',
+    ...{ x: 'tokens', y: 'nats', hasPowersOfTwo: true },
+    series: Object.entries(names).map(([variant, name]) => {
+      const seeds = seedsOf(language, variant).map(({ validation }) => validation.far.by_position);
+      const at = seeds[0].map(({ to }, i) => [Math.log2(to), seeds.map((rows) => rows[i].gain)]);
+      return {
+        name: `${name} (${seeds.length})`,
+        points: at.map(([x, gains]) => [x, mean(gains)]),
+        band: at.map(([x, gains]) => [x, Math.min(...gains), Math.max(...gains)]),
       };
     }),
   });

@@ -24,6 +24,7 @@ export const STORY_CONFIG = {
     lr: 3e-3,
     warmup_steps: 30,
     weight_decay: 0.01,
+    spike_z: 12,
     log_every: 20,
     eval_every: 250,
     eval_batches: 8,
