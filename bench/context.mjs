@@ -18,12 +18,19 @@ import { parseArgs } from 'node:util';
 import { PLAN, VARIANTS } from './context-variants.mjs';
 
 const root = join(dirname(fileURLToPath(import.meta.url)), '..');
-const option = (value) => ({ type: 'string', ...(value !== undefined && { default: value }) });
 const { values } = parseArgs({
   options: {
-    ...{ only: option(), seeds: option(), until: option(), build: option(), threads: option('1') },
-    ...{ work: option(join(root, 'artifacts', 'context')), out: option(join(root, 'bench/results/context.json')) },
-    ...{ jobs: option('1'), device: option('cpu'), code: option(), list: { type: 'boolean', default: false } },
+    only: { type: 'string' },
+    seeds: { type: 'string' },
+    until: { type: 'string' },
+    threads: { type: 'string', default: '1' },
+    jobs: { type: 'string', default: '1' },
+    device: { type: 'string', default: 'cpu' },
+    work: { type: 'string', default: join(root, 'artifacts', 'context') },
+    out: { type: 'string', default: join(root, 'bench/results/context.json') },
+    build: { type: 'string' },
+    code: { type: 'string' },
+    list: { type: 'boolean', default: false },
   },
 });
 

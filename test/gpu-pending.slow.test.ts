@@ -136,21 +136,16 @@ describe('checks', () => {
     expect(testsPass(2)(folder.path)).toEqual({ ok: false, measured: { passed: 2, failed: ['c'] } });
   });
 
-  it('want a sparse model that is no worse, chooses well, and has open gates', () => {
-    const judged = (loss: number, chosen: number, entropy: number) => {
-      const far = { near: 512, gain: 0.1, error: 0.01 };
-      const models = [loss, 4].map((one) => ({ loss: one, by_position: [], far }));
-      write('code/positions.json', JSON.stringify({ models }));
-      write('code/coverage.json', JSON.stringify({ coverage: { layers: [{ forced: 0.1, chosen, best: 0.6 }] } }));
-      write(
-        'code/nsa/attention.jsonl',
-        `${JSON.stringify({ entropy: [0] })}\n${JSON.stringify({ entropy: [entropy] })}\n`,
-      );
-      return usesItsContext('', [], { corpus: join(folder.path, 'code') });
+  it('want a sparse model that has a lower loss, and gains nine tenths from far context', () => {
+    const judged = (loss: number, gain: number) => {
+      const far = { near: 64, gain, error: 0.01 };
+      write('context.json', JSON.stringify({ runs: [{ validation: { loss: 9 } }, { validation: { loss, far } }] }));
+      return usesItsContext(folder.path);
     };
-    expect(judged(3.9, 0.5, 0.9)).toMatchObject({ ok: true, measured: { coverage: [0.8], entropy: [0.9] } });
-    for (const bad of [judged(4.1, 0.5, 0.9), judged(3.9, 0.49, 0.9), judged(3.9, 0.5, 0.4)])
-      expect(bad.ok).toBe(false);
+    expect(judged(2.1, 0.36)).toEqual({ ok: true, measured: { loss: 2.1, gain: 0.36, error: 0.01 } });
+    for (const bad of [judged(2.15, 0.36), judged(2.1, 0.35)]) expect(bad.ok).toBe(false);
+    write('context.json', JSON.stringify({ runs: [{ error: 'out of memory' }] }));
+    expect(() => usesItsContext(folder.path)).toThrow('out of memory');
   });
 
   it('compare two builds', () => {
