@@ -22,7 +22,7 @@ type Check = (out: string) => { ok: boolean; measured: object };
 const module = (name: string) => import(pathToFileURL(join(root, 'dev/gpu', name)).href);
 const { ENTRIES } = (await module('entries.mjs')) as { ENTRIES: readonly Entry[] };
 const { nothingSlower, testsPass, usesItsContext } = (await module('checks.mjs')) as {
-  usesItsContext: (out: string, texts: string[], folders: { corpus: string }) => ReturnType<Check>;
+  usesItsContext: Check;
   nothingSlower: (percent: number) => Check;
   testsPass: (atLeast: number) => Check;
 };
