@@ -40,7 +40,7 @@ if (!(Number.isInteger(rounds) && rounds >= 1)) stop('--rounds: expected a whole
 if (!(limit >= 0)) stop('--limit: expected a percentage of at least 0');
 const builds = { before: positionals[0], after: positionals[1] };
 
-// Configs are named by their earlier names, which builds from before the renaming know too.
+// Configs are named by their earlier names, which builds from before the renaming know too; quickstart is the old build's.
 /** Training of the small shape on a CPU, of the 125m shape on a GPU; `figures` reads what is compared: more is better. */
 const training = (name, words, steps) => ({
   kind: 'training',
@@ -94,7 +94,8 @@ const text = (name, count, ...prompts) =>
   ]);
 const commands = () => [
   whole('40 steps of the quickstart', [
-    ...['train', '--config', 'quickstart', '--steps', '40', '--set', 'runtime.threads=1'],
+    ...['train', '--config', join(builds.before, '..', 'configs', 'quickstart.yaml'), '--steps', '40'],
+    ...['--set', 'runtime.threads=1'],
     ...['--set', 'train.eval_every=0'],
     ...['--set', 'train.save_every=0', '--out-dir', join(folder, '{run}')],
   ]),

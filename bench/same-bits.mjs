@@ -47,9 +47,12 @@ const losses = (out) =>
     .split('\n')
     .map((line) => line.split(',').slice(0, 3).join(','));
 
-/** By name, the words of a training of `steps` steps. Configs are named by their earlier names, which both builds know. */
+/**
+ * By name, the words of a training of `steps` steps. Configs are named by their earlier names, which both builds know;
+ * quickstart is the old build's.
+ */
 const TRAININGS = {
-  quickstart: ['--config', 'quickstart'],
+  quickstart: ['--config', join(before, '..', 'configs', 'quickstart.yaml')],
   'small_smoke, fp32': ['--config', 'm7c_small_smoke', '--precision', 'fp32', '--seq-len', '256', '--batch-size', '2'],
   'small_smoke, bf16 and Muon': [
     ...['--config', 'm7c_small_smoke', '--precision', 'bf16', '--seq-len', '192', '--accum-batches', '2'],
