@@ -120,7 +120,7 @@ describe('a run that is over', () => {
       expect(result.code).toBe(0);
       const { ok, rows } = rowsOf(result);
       expect(ok).toBe(true);
-      expect(rows.find(({ rule }) => rule === 'process')).toMatchObject({ level: 'green', value: 'stop: done' });
+      expect(rows.find(({ rule }) => rule === 'process')).toMatchObject({ level: 'green', value: 'done' });
     }
   });
 
@@ -266,6 +266,7 @@ describe('a run that is over', () => {
     const result = await look(['halt', '--dir', outDir, '--json']);
     expect(result.code).toBe(0);
     expect(JSON.parse(result.stdout)).toMatchObject({ status: 'ended', step: 60, checkpoint: 60 });
+    expect((await look(['halt', '--dir', outDir])).stdout).toBe('done; step 60; newest checkpoint: step 60\n');
     expect(existsSync(runPaths(outDir).halt)).toBe(false);
   });
 });
@@ -281,7 +282,11 @@ describe('a run that is going on', () => {
     const result = await look(['halt', '--dir', outDir, '--reason', 'lunch break', '--timeout', '300', '--json']);
     expect(result.code, result.stderr).toBe(0);
     const halted = JSON.parse(result.stdout);
-    expect(halted).toMatchObject({ status: 'ended', detail: 'halt: .HALT: lunch break' });
+    expect(halted).toMatchObject({
+      status: 'ended',
+      state: 'halted: .HALT: lunch break',
+      detail: 'halt: .HALT: lunch break',
+    });
     expect(halted.checkpoint).toBe(halted.step);
     expect(await run.end).toEqual({ code: 3, signal: null });
     expect(

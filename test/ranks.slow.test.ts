@@ -19,8 +19,9 @@ import { type TinyOverrides, temporaryFolder, tinyConfig } from '../src/testing/
 const absence = mpirunAbsence();
 const PROGRAM = join(root, 'test', 'ranks', 'program.mjs');
 const STEPS = 50;
+const LONG = process.env['TREFOIL_LONG'] === '1';
 /** Kills and stops of ranks in one training; two are one of each. */
-const FAULTS = process.env['TREFOIL_LONG'] ? 20 : 2;
+const FAULTS = Number(process.env['TREFOIL_FAULTS'] ?? (LONG ? 20 : 2));
 /** Steps behind the last of them: the run must not be over before a busy machine lets this test see where it is. */
 const TAIL = 200;
 
@@ -258,12 +259,13 @@ async function until(isSo: () => boolean, what: string, seconds = 300): Promise<
 }
 
 describe('a rank that is killed or stopped', () => {
-  it.for([2, 4])(
+  it.for(LONG ? [2, 3, 4] : [2, 4])(
     'of %i is named, the others end in time, and after the restart the weights are those of an undisturbed run',
     { timeout: FAULTS * 300_000 },
     async (ranks, { skip }) => {
       if (absence) skip(absence);
-      const overrides = { train: { steps: 60 * FAULTS + TAIL, save_every: 5, eval_every: 0, zero: 1 as const } };
+      const train = { steps: 60 * FAULTS + TAIL, save_every: 5, eval_every: 0, zero: 1 as const };
+      const overrides = { train: { ...train, batch_size: Math.ceil(4 / ranks) } };
       const calm = configFile(`calm-${ranks}`, ranks, overrides);
       const quiet = startLaunch(['-n', `${ranks}`, '--', 'train', '--config', calm]);
       expect((await quiet.ended).code, quiet.output()).toBe(0);
@@ -272,6 +274,7 @@ describe('a rank that is killed or stopped', () => {
       const run = startLaunch(['-n', `${ranks}`, '--restarts', String(FAULTS), 'train', '--config', troubled], {
         NSA_PG_TIMEOUT_MIN: '0.3', // longer than a healthy rank of a busy machine keeps the other waiting
       });
+      const hits: string[] = [];
       for (let fault = 0; fault < FAULTS; fault++) {
         const step = 60 * fault + 5 + Math.floor(40 * Math.random());
         const [rank, signal] = [ranks - 1 - (fault % ranks), fault % 3 === 1 ? 'SIGSTOP' : 'SIGKILL'] as const;
@@ -282,11 +285,13 @@ describe('a rank that is killed or stopped', () => {
         const hit = performance.now();
         await until(() => run.output().slice(seen).includes('; restarting ('), `a restart\n${run.output()}`);
         expect((performance.now() - hit) / 1000).toBeLessThan(90);
+        hits.push(`${signal} of rank ${rank} at step ${section.step}`);
         expect(run.output().slice(seen)).toMatch(
           new RegExp(`rank ${rank}\\b.*pid ${section.pid}.*section \\w+ at step`),
         );
       }
       expect((await run.ended).code, run.output()).toBe(0);
+      console.log(`${ranks} ranks: ${hits.join(', ')}`);
       const weights = (name: string) => readFileSync(runPaths(join(folder.path, name)).model);
       expect(weights(`troubled-${ranks}`).equals(weights(`calm-${ranks}`))).toBe(true);
       expect(readCsv(paths.training, TRAINING_CSV).rows.map(({ loss }) => loss)).toEqual(

@@ -1,5 +1,6 @@
 /** `trefoil backup`: archives a run as .tar.gz. */
 import { basename, join, resolve } from 'node:path';
+import { visible } from '../text.js';
 import { backupRun } from '../watch/backup.js';
 import { type Io, printJson } from './shared/io.js';
 import { choice, configured, flag, jsonOption, type OptionValues } from './shared/options.js';
@@ -27,6 +28,6 @@ async function backup({ dir, out, checkpoints, json }: Options, io: Io): Promise
   if (json) return printJson(io, result);
   const steps = result.checkpoints.length > 0 ? `checkpoint of step ${result.checkpoints.join(', ')}` : 'no checkpoint';
   io.out(`${result.file}: ${result.files} files, ${(result.bytes / 2 ** 20).toFixed(1)} MiB, ${steps}`);
-  for (const name of result.elsewhere) io.out(`not in the archive: ${name}`);
-  for (const name of result.missed) io.warn(`${name} was deleted while it was read`);
+  for (const name of result.elsewhere) io.out(visible(`not in the archive: ${name}`));
+  for (const name of result.missed) io.warn(visible(`${name} was deleted while it was read`));
 }

@@ -1,5 +1,6 @@
 /** `trefoil halt`: stops a run after its step and a checkpoint. */
 import { ExitCode } from '../errors.js';
+import { visible } from '../text.js';
 import { haltRun } from '../watch/halt.js';
 import { type Io, printJson } from './shared/io.js';
 import { configured, jsonOption, numberFrom, type OptionValues, parsed } from './shared/options.js';
@@ -9,7 +10,7 @@ const OPTIONS = {
   dir: dirOption(),
   reason: parsed('--reason <text>', 'reason, written to .HALT', String, 'manual_stop'),
   timeout: parsed('--timeout <seconds>', 'maximum wait for the end; 0 = do not wait', numberFrom(0), 600),
-  json: jsonOption('{status, detail, step, checkpoint, seconds}'),
+  json: jsonOption('{status, state, detail, step, checkpoint, seconds}'),
 };
 type Options = OptionValues<typeof OPTIONS>;
 
@@ -24,7 +25,7 @@ async function halt(options: Options, io: Io): Promise<void> {
   if (options.json) printJson(io, result);
   else {
     const checkpoint = result.checkpoint === null ? 'no checkpoint' : `newest checkpoint: step ${result.checkpoint}`;
-    io.out(`${result.status} at step ${result.step ?? '-'} (${result.detail}); ${checkpoint}`);
+    io.out(visible(`${result.state}; step ${result.step ?? '-'}; ${checkpoint}`));
   }
   if (result.status === 'waiting' && options.timeout > 0) {
     io.err(

@@ -76,11 +76,11 @@ export function changeLine(change: ConfigChange): string {
   return `${change.key}: ${show(change.before)} -> ${show(change.after)}`;
 }
 
-/** The changes, for printing. Throws if one of them changes the shape of the model. */
-export function checkResume(before: Config, after: Config): ConfigChange[] {
+/** The changes, for printing. Throws if one of them changes the shape of the model; `remedy` is the error's last line. */
+export function checkResume(before: Config, after: Config, remedy?: string): ConfigChange[] {
   const changes = diffConfigs(before, after);
   const refused = changes.filter((change) => change.shape);
   if (refused.length === 0) return changes;
   const lines = refused.map((change) => `${changeLine(change)} is not allowed on resume; keep ${show(change.before)}`);
-  throw new UsageError(lines.join('\n'));
+  throw new UsageError([...lines, ...(remedy === undefined ? [] : [remedy])].join('\n'));
 }

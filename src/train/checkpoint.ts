@@ -7,7 +7,7 @@
  * number of ranks, with ZeRO or without, because a reader takes what it needs from either form.
  */
 import { createHash } from 'node:crypto';
-import { join } from 'node:path';
+import { dirname, join } from 'node:path';
 import { z } from 'zod';
 import { changeLine, checkResume } from '../config/diff.js';
 import { withPresentNamesIn } from '../config/legacy/keys.js';
@@ -15,7 +15,7 @@ import { type Config, configShape } from '../config/schema.js';
 import type { Loader } from '../data/loader.js';
 import { isBeginning, mergeStreamStates, type StreamState } from '../data/pipeline/position.js';
 import { type TrefoilError, UsageError } from '../errors.js';
-import { explainFileError, isFileSystemError } from '../files.js';
+import { explainFileError, isFileSystemError, statOrUndefined } from '../files.js';
 import {
   CHECKPOINT_FILES,
   type FileDigest,
@@ -33,11 +33,13 @@ import {
   writeTensorFile,
 } from '../run/checkpoint/save.js';
 import { SaveThread } from '../run/checkpoint/save-thread.js';
+import { runPaths } from '../run/paths.js';
 import { openSafetensors, type SafetensorsFile } from '../run/safetensors.js';
 import { loadWeights, modelTensors, namedTensors, type TensorToWrite } from '../run/tensor-source.js';
 import type { Optimizer, Trainable } from '../tensor/optimizer.js';
 import type { Parameter } from '../tensor/parameter.js';
 import type { Tensor } from '../tensor/tensor.js';
+import { shellQuote } from '../text.js';
 import { ParameterPart } from './data-parallel.js';
 import type { GradientExchange } from './gradient-exchange.js';
 import type { World } from './ranks/world.js';
@@ -246,7 +248,9 @@ export function findResumePoint(outDir: string, which: string, config: Config, w
     throw new UsageError(`${place}: is not the state of a training run: ${[...key, message].join(': ')}`);
   }
   const saved = parsed.data;
-  const changes = checkResume(saved.config, config).map(changeLine);
+  const { config: file } = runPaths(dirname(dirname(found.path)));
+  const remedy = statOrUndefined(file) && `the config of that run: --config ${shellQuote(file)}`;
+  const changes = checkResume(saved.config, config, remedy).map(changeLine);
   return { found, saved, changes: [...changes, ...rankChanges(saved.config, saved.ranks ?? 1, config, world.size)] };
 }
 

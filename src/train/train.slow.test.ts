@@ -301,7 +301,7 @@ describe('train', () => {
     );
     const other = tinyConfig(folder.path, { model: { dim: 48 }, train: { steps: 4 } });
     await expect(runTraining(other, { resume: 'auto' })).rejects.toThrow(
-      'model.dim: 32 -> 48 is not allowed on resume',
+      /^model\.dim: 32 -> 48 is not allowed on resume; keep 32\nthe config of that run: --config \S+\/config\.yaml$/,
     );
   });
 

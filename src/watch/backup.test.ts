@@ -1,8 +1,9 @@
 import { spawnSync } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
-import { mkdirSync, mkdtempSync, readFileSync, writeFileSync } from 'node:fs';
+import { mkdirSync, mkdtempSync, readFileSync, renameSync, symlinkSync, unlinkSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, it } from 'vitest';
+import { runCli } from '../cli/testing/run.js';
 import { findCheckpoint } from '../run/checkpoint/read.js';
 import { saveCheckpoint } from '../run/checkpoint/save.js';
 import { runPaths } from '../run/paths.js';
@@ -66,6 +67,40 @@ it('has the log, and names what a restored run needs from elsewhere', async () =
   const { elsewhere } = await backupRun(run, archive, 'none');
   expect(elsewhere).toEqual(['data.path texts', `data.tokenizer ${tokenizer}`]);
   expect(unpacked(archive).names).toEqual(expect.arrayContaining(['run/config.yaml', 'run/run.log']));
+});
+
+it('follows no symbolic links: names those of the run, and is refused for those of checkpoints', async () => {
+  save(1, 5);
+  const secret = join(folder.path, 'secret');
+  writeFileSync(secret, 'of the user');
+  symlinkSync(secret, join(run, 'notes'));
+  symlinkSync(folder.path, join(run, '\u001b[31mabove'));
+  symlinkSync('.', join(run, 'tb', 'around'));
+  const archive = join(folder.path, 'links.tar.gz');
+  const { elsewhere, files } = await backupRun(run, archive, 'latest');
+  expect(elsewhere).toEqual(
+    ['run/\u001b[31mabove', 'run/notes', 'run/tb/around'].map((name) => `${name}, a symbolic link`),
+  );
+  expect(unpacked(archive).names).toHaveLength(files);
+  const shown = await runCli(['backup', '--dir', run, '--out', join(folder.path, 'shown.tar.gz')]);
+  expect(shown.stdout).toContain('not in the archive: run/\u241b[31mabove, a symbolic link\n');
+  expect(files).toBe(7); // four of the checkpoint, latest, training.csv and events
+
+  const { checkpoints } = runPaths(run);
+  const refused = (path: string) =>
+    expect(backupRun(run, join(folder.path, 'refused.tar.gz'), 'all')).rejects.toMatchObject({
+      exitCode: 2,
+      message: expect.stringContaining(`${path}: is a symbolic link`),
+    });
+  const weights = join(checkpoints, 'step-1', 'model.safetensors');
+  for (const path of [weights, join(checkpoints, 'step-1'), checkpoints]) {
+    const aside = join(folder.path, 'aside');
+    renameSync(path, aside);
+    symlinkSync(aside, path);
+    await refused(path);
+    unlinkSync(path);
+    renameSync(aside, path);
+  }
 });
 
 it('leaves no listeners behind, however many writes wait', async () => {

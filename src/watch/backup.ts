@@ -1,12 +1,12 @@
 /** Archives a run, also while it is active: the newest verified checkpoint, and logs up to their last complete line. */
 import { once } from 'node:events';
-import { closeSync, createWriteStream, fstatSync, openSync, renameSync, rmSync, statSync } from 'node:fs';
+import { closeSync, createWriteStream, fstatSync, lstatSync, renameSync, rmSync, statSync } from 'node:fs';
 import { basename, join, relative, resolve, sep } from 'node:path';
 import { finished } from 'node:stream/promises';
 import { createGzip, type Gzip } from 'node:zlib';
 import { readSavedConfig } from '../config/load.js';
 import { TrefoilError, UsageError } from '../errors.js';
-import { asideName, errorCode, fileError, namesIn, readFully, statOrUndefined } from '../files.js';
+import { asideName, errorCode, fileError, namesIn, openRegularFile, readFully, statOrUndefined } from '../files.js';
 import { isHubName } from '../hub/name.js';
 import { findCheckpoint, LATEST_NAME, listCheckpoints } from '../run/checkpoint/read.js';
 import { runPaths } from '../run/paths.js';
@@ -23,7 +23,7 @@ export interface BackupResult {
   readonly checkpoints: readonly number[];
   /** Files that vanished while they were read. */
   readonly missed: readonly string[];
-  /** Paths of the config outside the run, as `data.path texts`: a restored run needs them too. */
+  /** Paths of the config outside the run, as `data.path texts`: a restored run needs them too. Symbolic links of the run. */
   readonly elsewhere: readonly string[];
 }
 
@@ -47,7 +47,10 @@ export async function backupRun(dir: string, file: string, choice: CheckpointCho
   const { checkpoints } = runPaths(root);
   const nameOf = (path: string) => [basename(root), ...relative(root, path).split(sep)].join('/');
   const kept = openCheckpoints(root, choice);
-  const paths = filesBelow(root, checkpoints).filter((path) => path !== target && !LEFT_OUT.test(basename(path)));
+  const links: string[] = [];
+  const paths = filesBelow(root, (link) => links.push(nameOf(link)), checkpoints).filter(
+    (path) => path !== target && !LEFT_OUT.test(basename(path)),
+  );
   const missed: string[] = [];
   const aside = asideName(target);
   const output = createWriteStream(aside, { flags: 'wx' });
@@ -86,7 +89,8 @@ export async function backupRun(dir: string, file: string, choice: CheckpointCho
     renameSync(aside, target);
     const steps = kept.map(({ step }) => step);
     const bytes = statSync(target).size;
-    return { file: target, bytes, files: stored, checkpoints: steps, missed, elsewhere: pathsOutside(root) };
+    const elsewhere = [...pathsOutside(root), ...links.map((name) => `${name}, a symbolic link`)];
+    return { file: target, bytes, files: stored, checkpoints: steps, missed, elsewhere };
   } catch (error) {
     rmSync(aside, { force: true });
     throw fileError('write', file, error);
@@ -108,13 +112,16 @@ interface OpenCheckpoint {
  * it in the meantime.
  */
 function openCheckpoints(root: string, choice: CheckpointChoice): OpenCheckpoint[] {
+  if (choice !== 'none') refuseLink(runPaths(root).checkpoints);
   for (let attempt = 1; ; attempt++) {
     const opened: OpenCheckpoint[] = [];
     try {
       for (const { path, step } of chosenCheckpoints(root, choice)) {
         const checkpoint: OpenCheckpoint = { path, step, files: [] };
         opened.push(checkpoint);
-        for (const file of filesBelow(path)) checkpoint.files.push({ path: file, descriptor: openSync(file, 'r') });
+        refuseLink(path);
+        for (const file of filesBelow(path, refuseLink))
+          checkpoint.files.push({ path: file, descriptor: openHere(file) });
         statSync(path); // a folder that went before it was listed would look empty
       }
       return opened;
@@ -157,24 +164,39 @@ function pathsOutside(root: string): string[] {
   return Object.entries(named).flatMap(([key, value]) => (value === null ? [] : `${key} ${value}`));
 }
 
-/** All files except the folder `except`. Folders that are deleted in the meantime are skipped. */
-function filesBelow(folder: string, except?: string): string[] {
+/**
+ * All files except the folder `except`. Folders that are deleted in the meantime are skipped. Symbolic links are not
+ * followed: in the run of a stranger they lead to files of the user.
+ */
+function filesBelow(folder: string, onLink: (path: string) => void, except?: string): string[] {
   return namesIn(folder)
     .sort()
     .flatMap((name) => {
       const path = join(folder, name);
-      const facts = statOrUndefined(path);
-      if (facts?.isDirectory() && path !== except) return filesBelow(path, except);
+      const facts = lstatSync(path, { throwIfNoEntry: false });
+      if (path === except) return [];
+      if (facts?.isSymbolicLink()) onLink(path);
+      if (facts?.isDirectory()) return filesBelow(path, onLink, except);
       return facts?.isFile() ? [path] : [];
     });
 }
 
+/** A backup without a checkpoint that is there would be found out when it is needed. */
+function refuseLink(path: string): void {
+  if (lstatSync(path, { throwIfNoEntry: false })?.isSymbolicLink())
+    throw new UsageError(
+      `${path}: is a symbolic link, which is not followed here; use --checkpoints none or put it there`,
+    );
+}
+
+const openHere = (path: string) => openRegularFile(path, { links: 'refused' }).descriptor;
+
 function openUnlessGone(path: string): number | undefined {
   try {
-    return openSync(path, 'r');
+    return openHere(path);
   } catch (error) {
     if (errorCode(error) === 'ENOENT') return undefined;
-    throw fileError('read', path, error);
+    throw error;
   }
 }
 

@@ -5,7 +5,7 @@ import { listCheckpoints } from '../run/checkpoint/read.js';
 import { writeHalt } from '../run/paths.js';
 import { readRun } from '../run/reader.js';
 import { wallAges } from './ages.js';
-import { runState } from './state.js';
+import { runState, stateText } from './state.js';
 
 export interface HaltOptions {
   readonly reason: string;
@@ -17,6 +17,8 @@ export interface HaltOptions {
 export interface HaltResult {
   /** ended: the run is over. waiting: it was still active at the timeout. */
   readonly status: 'ended' | 'waiting';
+  /** The state of the run in words, as `health` prints it. */
+  readonly state: string;
   readonly detail: string;
   readonly step: number | null;
   readonly checkpoint: number | null;
@@ -33,6 +35,7 @@ export async function haltRun(dir: string, { reason, timeout }: HaltOptions): Pr
   };
   const answer = ({ view, state }: ReturnType<typeof look>, status: HaltResult['status']): HaltResult => ({
     status,
+    state: stateText(state),
     detail: state.kind === 'ended' ? state.detail : state.kind,
     step: view.ranks[0].beats.at(-1)?.step ?? null,
     checkpoint: listCheckpoints(view.paths.checkpoints).find(({ manifest }) => manifest)?.step ?? null,

@@ -95,8 +95,9 @@ function processRows(state: RunState, { gone }: Thresholds): RuleRow[] {
   switch (state.name) {
     case 'running':
     case 'starting':
-    case 'done':
       return [green('process', state.detail, limit)];
+    case 'done':
+      return [green('process', stateText(state), limit)];
     case 'not started':
       return [judge('process', true, 'yellow', 'nothing has started here yet', limit)];
     case 'unknown': {
