@@ -7,7 +7,7 @@ import { sha256 } from '../../sha256.js';
 import { closing, compileCalls, latin1Form, literalsOf, type ToolCalls } from './calls.js';
 import { FreeMask } from './free-mask.js';
 import { GrammarBuilder } from './grammar.js';
-import { InnerTokenCache, type MaskOptions, StructuredMask } from './mask.js';
+import { InnerTokenCache, type MaskCaches, type MaskOptions, StructuredMask } from './mask.js';
 import { compileSchema, type Grammar, type JsonSchema, SchemaRules } from './schema.js';
 import { createTokenTree } from './vocabulary.js';
 
@@ -28,12 +28,16 @@ interface CompiledFormat {
   /** Where the text may be free, the form that it is read in, with a character for each byte. */
   readonly form: AnswerForm;
   readonly inner: MaskOptions['grammarInner'];
+  /** Of its grammars. Kept for the formats that were used last. */
+  readonly caches: MaskCaches;
   readonly specials: ReadonlyMap<number, string>;
 }
 
 type FormatMask = StructuredMask | FreeMask;
 
 const MAX_FORMATS = 64;
+/** Formats whose caches are kept. */
+const MAX_CACHES = 8;
 /** Nodes of all compiled formats that are kept. */
 const MAX_KEPT_NODES = 100_000;
 /** Longer formats are known by their hash. */
@@ -81,14 +85,17 @@ export class StructuredOutput {
     if (tokens.length > budget || !areSameBytes(joinBytes(pieces), close)) this.mask(format, budget);
   }
 
-  #maskOf({ whole, closed, opened, form, inner: grammarInner, specials }: CompiledFormat, budget: number): FormatMask {
+  #maskOf(
+    { whole, closed, opened, form, inner: grammarInner, caches, specials }: CompiledFormat,
+    budget: number,
+  ): FormatMask {
     // Built at the first use: most servers never need it, and it takes a fraction of a second for a large vocabulary.
     this.#inner ??= new InnerTokenCache(createTokenTree(this.#tokenizer, this.#vocabulary));
     const inner = this.#inner;
     const { tree } = inner;
     const endTokens = this.#endTokens;
     const begin = (grammar: Grammar, budget: number, written: string) =>
-      new StructuredMask({ grammar, grammarInner, inner, endTokens, budget, specials, written });
+      new StructuredMask({ grammar, grammarInner, inner, caches, endTokens, budget, specials, written });
     if (!opened && !closed) return begin(whole, budget, '');
     const texts = this.#specialTexts();
     const bytesOf = (token: number) => tree.bytes(token) ?? texts.get(token) ?? '';
@@ -116,6 +123,7 @@ export class StructuredOutput {
     // The least recently used format is the first of the map.
     this.#formats.delete(key);
     this.#formats.set(key, compiled);
+    [...this.#formats.values()].at(-1 - MAX_CACHES)?.caches.clear();
     let nodes = [...this.#formats.values()].reduce((sum, { whole }) => sum + whole.size, 0);
     for (const [first, { whole }] of this.#formats) {
       if (first === key || (this.#formats.size <= MAX_FORMATS && nodes <= MAX_KEPT_NODES)) break;
@@ -126,17 +134,33 @@ export class StructuredOutput {
   }
 
   #compile(format: ResponseFormat): CompiledFormat {
-    const inner = new Map();
+    const [inner, caches] = [new Map(), new Map()];
     const none = { calls: null, reasoning: null };
     if (format.type !== 'tool_calls') {
       const schema = format.type === 'json_object' ? { type: 'object' } : format.schema;
       if (!format.afterReasoning)
-        return { whole: compileSchema(schema), closed: null, opened: null, form: none, inner, specials: new Map() };
+        return {
+          whole: compileSchema(schema),
+          closed: null,
+          opened: null,
+          form: none,
+          inner,
+          caches,
+          specials: new Map(),
+        };
       const builder = new GrammarBuilder();
       const closed = closing(builder, new SchemaRules(builder).of(schema));
       builder.finish(closed);
       const grammar = { root: closed, size: builder.nodes.length };
-      return { whole: grammar, closed: grammar, opened: null, form: none, inner, specials: this.#specialsIn([]) };
+      return {
+        whole: grammar,
+        closed: grammar,
+        opened: null,
+        form: none,
+        inner,
+        caches,
+        specials: this.#specialsIn([]),
+      };
     }
     const { form, isRequired, document } = format;
     const { whole, closed, opened } = compileCalls(format);
@@ -147,6 +171,7 @@ export class StructuredOutput {
       opened: isFree ? opened : null,
       form: latin1Form(form),
       inner,
+      caches,
       specials: this.#specialsIn(literalsOf(form.calls)),
     };
   }
