@@ -23,7 +23,7 @@ const chats = () =>
     .split('\n')
     .map((line) => JSON.parse(line));
 const text = JSON.stringify;
-const SHORT = ['--steps', '400', '--seq-len', '512', '--set', 'train.warmup_steps=20', '--threads', '1'];
+const SHORT = ['--steps', '300', '--seq-len', '512', '--set', 'train.warmup_steps=20', '--threads', '1'];
 let tokenizer: Tokenizer;
 let server: ChildProcess | undefined;
 let url: string;

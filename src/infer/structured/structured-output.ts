@@ -40,6 +40,17 @@ const MAX_FORMATS = 64;
 const MAX_CACHES = 8;
 /** Nodes of all compiled formats that are kept. */
 const MAX_KEPT_NODES = 100_000;
+/** For texts that are drawn before the first request. */
+const WARM_UP: readonly JsonSchema[] = [
+  { type: 'object' },
+  {
+    type: 'object',
+    properties: { a: { type: 'integer', minimum: 0, maximum: 150 }, b: { type: 'string', maxLength: 400 } },
+    required: ['a', 'b'],
+    additionalProperties: false,
+  },
+];
+const WARM_UP_TOKENS = 60;
 /** Longer formats are known by their hash. */
 const LONG_KEY = 1000;
 
@@ -73,6 +84,29 @@ export class StructuredOutput {
         `${fieldOf(format)}: the shortest document has ${fewestTokens} tokens, and at most ${budget} may be generated; allow more tokens`,
       );
     return mask;
+  }
+
+  /** Builds the tree of tokens, and runs the code of masks until it is compiled: a first text would take many times as long. */
+  warmUp(): void {
+    if (!this.#tokenizer.tokenBytes) return; // no structured output
+    const logits = new Float32Array(this.#vocabulary);
+    const draw = (from: number) => {
+      for (let i = from; i < from + logits.length; i++) if (logits[i % logits.length] === 0) return i % logits.length;
+      return -1;
+    };
+    for (const [text, schema] of [...WARM_UP, ...WARM_UP].entries()) {
+      const mask = this.#maskOf(this.#compiled({ type: 'json_schema', schema }), WARM_UP_TOKENS);
+      if (mask.fewestTokens > WARM_UP_TOKENS) return;
+      for (let n = 0; n < WARM_UP_TOKENS && !mask.isComplete; n++) {
+        logits.fill(0);
+        mask.apply(logits);
+        let token = draw((text + n) * 7919);
+        if (mask.narrow(token, logits)) token = draw(token);
+        if (token < 0 || this.#endTokens.includes(token)) break;
+        mask.accept(token);
+      }
+    }
+    this.#formats.clear();
   }
 
   /** Throws what `mask` would throw. Cheaper where it is clear that the document fits. */

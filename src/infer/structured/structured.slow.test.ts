@@ -98,7 +98,7 @@ describe('a text does not depend on those before it', () => {
     ['of a list of lists', { $defs: { a: { type: 'array', items: { $ref: '#/$defs/a' } } }, $ref: '#/$defs/a' }, 90],
   ])('%s', (_, schema, budget) => {
     const used = fresh();
-    for (let seed = 1; seed <= 4; seed++) {
+    for (let seed = 1; seed <= 2; seed++) {
       const [first, later] = [text(fresh(), schema, budget, seed), text(used, schema, budget, seed)];
       expect(later).toBe(first);
       text(used, schema, budget, seed + 100);
