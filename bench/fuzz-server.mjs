@@ -4,8 +4,9 @@
 //   node bench/fuzz-server.mjs --url URL --pid PID …
 //
 // Fails if a body is answered with 500 or more (but 503), if the server ends or prints a stack, if a stream of the load fails, if
-// /health takes longer than --max-health-ms, or if memory grows by more than 500 MiB. Prints one JSON value: answers by route and
-// status, and the longest time of /health. A failure names the body by --seed and its number: the same seed sends it again.
+// /health takes longer than --max-health-ms or 100 ms of the HTTP thread, or if memory grows by more than 500 MiB. Prints one JSON
+// value: answers by route and status, and the longest time of /health. A failure names the body by --seed and its number: the same
+// seed sends it again.
 //
 // On a machine whose cores are all busy a check of /health waits for its turn. `worstOwn` is what the HTTP thread of the server
 // computed between a request for /health and its answer (Linux: schedstat): how long a check would take with a core of its own.
@@ -414,6 +415,7 @@ async function main() {
   const grown = memory() - before;
   if (grown > 500) fail(`memory grew by ${grown.toFixed(0)} MiB`);
   if (health.worst > Number(values['max-health-ms'])) fail(`/health took ${health.worst.toFixed(0)} ms`);
+  if (health.ownOver100 > 0) fail(`the HTTP thread computed for ${health.worstOwn} ms before it answered /health`);
   const code = server ? await server.stop() : 0;
   if (code !== 0) fail(`the server ended with ${code}`);
   const round = (x) => Number(x.toFixed(0));
