@@ -4,11 +4,14 @@
 //   node bench/fuzz-server.mjs --url URL --pid PID …
 //
 // Fails if a body is answered with 500 or more (but 503), if the server ends or prints a stack, if a stream of the load fails, if
-// /health takes longer than --max-health-ms, or if memory grows by more than 500 MiB. Prints one JSON value: answers by route and
-// status, and the longest time of /health. A failure names the body by --seed and its number: the same seed sends it again.
+// /health takes longer than --max-health-ms or 100 ms of the HTTP thread, or if memory grows by more than 500 MiB. Prints one JSON
+// value: answers by route and status, and the longest time of /health. A failure names the body by --seed and its number: the same
+// seed sends it again.
 //
 // On a machine whose cores are all busy a check of /health waits for its turn. `worstOwn` is what the HTTP thread of the server
 // computed between a request for /health and its answer (Linux: schedstat): how long a check would take with a core of its own.
+// `atWorst` says what the longest check consists of [ms]: computed by that thread, and spent by it in the queue for a core; the
+// rest is the client's.
 //
 // A further route is a row of ROUTES: its path, and a function that makes a right body. Everything else is derived from it.
 import { once } from 'node:events';
@@ -314,10 +317,11 @@ async function ask(path, { method = 'GET', body, leavesAfter = 0 } = {}) {
 }
 
 const memory = () => Number(/^VmRSS:\s+(\d+)/m.exec(readFileSync(`/proc/${pid}/status`, 'utf8'))[1]) / 1024;
-/** Processor time of the server's HTTP thread [ms]; null where the system does not tell. */
-function computedMs() {
+/** What the server's HTTP thread has computed, and waited for a core [ms]; null where the system does not tell. */
+function threadMs() {
   try {
-    return Number(readFileSync(`/proc/${pid}/task/${pid}/schedstat`, 'utf8').split(' ')[0]) / 1e6;
+    const [computed, waited] = readFileSync(`/proc/${pid}/task/${pid}/schedstat`, 'utf8').split(' ');
+    return { computed: Number(computed) / 1e6, waited: Number(waited) / 1e6 };
   } catch {
     return null; // not Linux
   }
@@ -330,7 +334,7 @@ const fail = (text) => {
 
 /** Streams one after another, and /health every 50 ms, until a message comes: in a thread of its own, as bodies take time. */
 async function load() {
-  const health = { checks: 0, worst: 0, over100: 0, worstOwn: computedMs() === null ? null : 0, ownOver100: 0 };
+  const health = { checks: 0, worst: 0, over100: 0, atWorst: null, worstOwn: threadMs() && 0, ownOver100: 0 };
   const failed = [];
   let isOver = false;
   let streams = 0;
@@ -347,14 +351,17 @@ async function load() {
   };
   const watch = async () => {
     while (!isOver) {
-      const [startedAt, computed] = [performance.now(), computedMs()];
+      const [startedAt, before] = [performance.now(), threadMs()];
       const { status } = await ask('/health');
-      const ms = performance.now() - startedAt;
-      const own = computedMs() - computed;
+      const [ms, after] = [performance.now() - startedAt, threadMs()];
+      const own = after && before && after.computed - before.computed;
       health.checks += 1;
-      health.worst = Math.max(health.worst, Math.round(ms));
+      if (Math.round(ms) > health.worst) {
+        health.worst = Math.round(ms);
+        health.atWorst = own && { computed: Math.round(own), waited: Math.round(after.waited - before.waited) };
+      }
       if (ms > 100) health.over100 += 1;
-      if (health.worstOwn !== null) health.worstOwn = Math.max(health.worstOwn, Math.round(own));
+      if (own) health.worstOwn = Math.max(health.worstOwn, Math.round(own));
       if (own > 100) health.ownOver100 += 1;
       if (status !== 200) failed.push(`/health: ${status}`);
       await setTimeout(50);
@@ -408,6 +415,7 @@ async function main() {
   const grown = memory() - before;
   if (grown > 500) fail(`memory grew by ${grown.toFixed(0)} MiB`);
   if (health.worst > Number(values['max-health-ms'])) fail(`/health took ${health.worst.toFixed(0)} ms`);
+  if (health.ownOver100 > 0) fail(`the HTTP thread computed for ${health.worstOwn} ms before it answered /health`);
   const code = server ? await server.stop() : 0;
   if (code !== 0) fail(`the server ended with ${code}`);
   const round = (x) => Number(x.toFixed(0));

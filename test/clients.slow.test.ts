@@ -11,7 +11,7 @@ import { HttpError } from '../src/http/error.js';
 import { tinyConfig, tinyModel } from '../src/infer/testing/tiny-model.js';
 import { LocalHost } from '../src/serve/host.js';
 import { MessagesTranslation } from '../src/serve/protocols/messages.js';
-import { ResponsesTranslation } from '../src/serve/protocols/responses.js';
+import { chatOfResponses, ResponsesTranslation } from '../src/serve/protocols/responses.js';
 import type { ChatChoice, ChatUsage, Translation } from '../src/serve/protocols/translation.js';
 import { startServer } from '../src/serve/server.js';
 
@@ -66,10 +66,11 @@ it.skipIf(reason !== null)(
   600_000,
 );
 
-const echoed = {
-  ...{ max_output_tokens: null, temperature: 1, top_p: 1, parallel_tool_calls: true, metadata: {} },
-};
-const request = { id: 'x_0', model: 'm', created: 1, promptTokens: 7, echoed };
+const { echoed } = chatOfResponses({
+  ...{ input: 'a', instructions: 'b', tool_choice: 'required', reasoning: { effort: 'low' } },
+  tools: [{ type: 'function', name: 'f' }],
+});
+const request = { id: 'x_0', model: 'm', created: 1, promptTokens: 7, echoed: JSON.stringify(echoed) };
 const usage: ChatUsage = {
   ...{ prompt_tokens: 7, completion_tokens: 5, total_tokens: 12 },
   prompt_tokens_details: { cached_tokens: 3 },
@@ -102,7 +103,8 @@ function recorded(start: () => Translation): { events: object[]; answers: object
   });
   const ends = ['stop', 'length', 'tool_calls'];
   const answers = ends.map((finish_reason) => start().whole({ message, finish_reason }, thoughtful));
-  return { events, answers: [...answers, start().whole({ message, finish_reason: 'stop' }, usage)] };
+  answers.push(start().whole({ message, finish_reason: 'stop' }, usage));
+  return { events, answers: answers.map((answer) => JSON.parse(answer)) };
 }
 
 it.skipIf(reason !== null)(

@@ -1,9 +1,10 @@
 /**
- * The programs of examples/tools/: data, a training, a server, and an agent loop. The short form trains a few steps and asks
- * for calls that the server constrains; with TREFOIL_LONG=1 it trains as the README does, and the agent must answer by itself.
+ * The programs of examples/tools/: data, a training, a server, and an agent loop. The short form trains on the chats of one
+ * question and one call, and must answer such questions; with TREFOIL_LONG=1 it trains as the README does, and the agent must
+ * be right.
  */
 import type { ChildProcess } from 'node:child_process';
-import { cpSync, existsSync, readFileSync, symlinkSync } from 'node:fs';
+import { cpSync, existsSync, readFileSync, symlinkSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { encodeChatLine } from '../src/data/sources/chats/encode.js';
@@ -22,17 +23,20 @@ const chats = () =>
     .split('\n')
     .map((line) => JSON.parse(line));
 const text = JSON.stringify;
+const SHORT = ['--steps', '300', '--seq-len', '512', '--set', 'train.warmup_steps=20', '--threads', '1'];
 let tokenizer: Tokenizer;
 let server: ChildProcess | undefined;
 let url: string;
 
 beforeAll(async () => {
-  const made = await runNode([example('data.mjs'), '--out', at(), ...(isLong ? [] : ['--chats', '400'])]);
+  const made = await runNode([example('data.mjs'), '--out', at()]);
   expect(made.code, made.stderr).toBe(0);
+  const easy = chats().filter(({ messages }) => messages.length === 4);
+  if (!isLong) writeFileSync(at('chats.jsonl'), easy.map((chat) => `${text(chat)}\n`).join(''));
   tokenizer = createTokenizer(at('tokenizer'));
   const { code, stderr } = await trefoil([
     ...['train', '--config', example('cpu.yaml'), '--local-path', at('chats.jsonl'), '--out-dir', at('model')],
-    ...['--set', `data.tokenizer=${at('tokenizer')}`, ...(isLong ? [] : ['--steps', '4', '--seq-len', '640'])],
+    ...['--set', `data.tokenizer=${at('tokenizer')}`, ...(isLong ? [] : SHORT)],
   ]);
   expect(code, stderr).toBe(0);
   server = startTrefoil(['serve', '--model', at('model'), '--device', 'cpu', '--port', '0']);
@@ -115,6 +119,34 @@ describe('examples/tools', () => {
       for (const { id } of calls) messages.push({ role: 'tool', tool_call_id: id, content: '{"price":23}' });
     }
     expect(typeof (await ask(messages, 'none')).message.content).toBe('string');
+  });
+
+  it('reads results that it never saw, about things that it never saw', async () => {
+    const { randomChat, randomNumbers } = await import(example('grammar.mjs'));
+    const random = randomNumbers(77);
+    const answers: [said: unknown, expected: unknown][] = [];
+    while (answers.length < 12) {
+      const { wishes } = randomChat(random, tools, { heldOut: true, wishes: 1, offersAll: true });
+      const [{ text: question, calls, answer }] = wishes;
+      if (calls.length !== 1) continue;
+      const messages: object[] = [{ role: 'user', content: question }];
+      const { message } = await ask(messages, 'auto');
+      const made = (message.tool_calls ?? []).map(({ function: of }) => ({
+        ...of,
+        arguments: JSON.parse(of.arguments),
+      }));
+      messages.push({ role: 'assistant', ...message });
+      for (const { id } of message.tool_calls ?? [])
+        messages.push({ role: 'tool', tool_call_id: id, content: text(calls[0].result) });
+      const last = made.length === 1 ? (await ask(messages, 'auto')).message.content : null;
+      const wanted = { name: calls[0].name, arguments: calls[0].arguments };
+      answers.push([
+        { made, said: last },
+        { made: [wanted], said: answer },
+      ]);
+    }
+    const wrong = answers.filter(([said, expected]) => text(said) !== text(expected));
+    expect(wrong.length, text(wrong)).toBeLessThanOrEqual(1);
   });
 
   it('runs the agent of the AI SDK to its end', async ({ skip }) => {

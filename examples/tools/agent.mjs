@@ -1,10 +1,10 @@
 // An agent of the AI SDK on a served model: for every question the model calls tools until it can answer.
 //
 //   npm install ai@6 @ai-sdk/openai-compatible@2
-//   node agent.mjs [--url http://127.0.0.1:8080/v1] [--rounds 1] [--seed 1] [--messages]
+//   node agent.mjs [--url http://127.0.0.1:8080/v1] [--rounds 1] [--seed 1]
 //
-// Each round is a conversation of three questions about things and towns that are drawn from the seed; with --messages also
-// requests to tell a person, which take two calls. Exits with 1 unless all answers are right.
+// Each round is a conversation of three questions that are drawn from the seed: about things and towns, and requests to tell a
+// person, which take two calls and so three answers of the model. Exits with 1 unless all answers are right.
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { parseArgs } from 'node:util';
@@ -17,7 +17,6 @@ const { values } = parseArgs({
     url: { type: 'string', default: 'http://127.0.0.1:8080/v1' },
     rounds: { type: 'string', default: '1' },
     seed: { type: 'string', default: '1' },
-    messages: { type: 'boolean', default: false },
   },
 });
 const definitions = JSON.parse(readFileSync(join(import.meta.dirname, 'tools.json'), 'utf8'));
@@ -28,7 +27,7 @@ let [right, asked, steps] = [0, 0, 0];
 
 for (let round = 0; round < Number(values.rounds); round++) {
   const messages = [];
-  // Things that the training never showed; all three questions need a tool.
+  // Things that the training never showed.
   const { wishes } = draw();
   for (const { text, calls, answer } of wishes) {
     console.log(`\nuser: ${text}`);
@@ -56,8 +55,7 @@ process.exitCode = right === asked ? 0 : 1;
 function draw() {
   for (;;) {
     const chat = randomChat(random, definitions, { heldOut: true, wishes: 3, offersAll: true });
-    const most = values.messages ? 2 : 1;
-    if (chat.wishes.every(({ calls }) => calls.length > 0 && calls.length <= most)) return chat;
+    if (chat.wishes.every(({ calls }) => calls.length > 0)) return chat; // no small talk
   }
 }
 

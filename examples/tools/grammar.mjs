@@ -103,23 +103,3 @@ export function randomChat(
   ]);
   return { chat: { tools: offered, messages }, wishes: asked };
 }
-
-/** All texts of the grammar, for the tokenizer. */
-export const WORDS = [
-  ...[
-    COLOURS,
-    THINGS,
-    TOWNS,
-    PEOPLE,
-    SKIES,
-    ASK_PRICE,
-    ASK_WEATHER,
-    TELL_PRICE,
-    TELL_WEATHER,
-    SMALL_TALK,
-    NO_TOOL,
-  ].flat(3),
-  'The thing costs 1 coins. It is sunny in town, 1 degrees. I told her: You can call these tools: system user assistant tool',
-  'name arguments price sky degrees sent true false null item town to text find_price find_weather send_message',
-  Array.from({ length: 100 }, (_, number) => number).join(' '),
-];

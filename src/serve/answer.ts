@@ -312,8 +312,7 @@ export class Answer {
     this.#isEnding = true;
     if (this.#translation) {
       const text = [...this.#choices[0].format.whole(null, this.#choices[0].all, this.#prompts[0])].join('');
-      const answer = this.#translation.whole(JSON.parse(text) as ChatChoice, usage);
-      sendJson(this.#response, JSON.stringify(answer));
+      sendJson(this.#response, this.#translation.whole(JSON.parse(text) as ChatChoice, usage));
       return;
     }
     const pieces = this.#whole(usage);

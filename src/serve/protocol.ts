@@ -31,12 +31,15 @@ import {
 import type { HostRequest, ModelInfo } from './host.js';
 import { chatOfMessages } from './protocols/messages.js';
 import { chatOfResponses } from './protocols/responses.js';
-import type { Protocol, TranslatedBody } from './protocols/translation.js';
+import type { Protocol } from './protocols/translation.js';
 
 /** Choices of one request: prompts times `n`. */
 const MAX_CHOICES = 256;
 /** Entries of one answer: tokens that it lists, times the probabilities at each. An entry takes about 40 bytes of JSON. */
 const MAX_LISTED = 2 ** 21;
+
+/** Characters of a request that its answer repeats, a stream three times: well below what a client may leave unread. */
+const MAX_ECHOED = 2 ** 22;
 
 /** One prompt: its tokens, and its text if the answer repeats it. */
 export interface Prompt {
@@ -52,8 +55,8 @@ const TOKEN_BYTES = 4;
 /** A checked request for completions, of a prompt or of a chat, without its prompts. Plain data. */
 export interface Job {
   readonly kind: 'completion' | 'chat';
-  /** The protocol of a chat that is not the one of chat completions, with the fields of the request that the answer repeats. */
-  readonly translated: { readonly protocol: Protocol; readonly echoed: TranslatedBody['echoed'] } | null;
+  /** The protocol of a chat that is not the one of chat completions, with JSON of the fields that the answer repeats. */
+  readonly translated: { readonly protocol: Protocol; readonly echoed: string } | null;
   readonly n: number;
   /** Prompts times `n`. */
   readonly choices: number;
@@ -196,8 +199,11 @@ export function parseChat(body: unknown, model: ServedModel): ParsedJob {
 /** A body of another protocol as a chat. */
 function parseTranslated(protocol: Protocol, body: unknown, model: ServedModel): ParsedJob {
   const translate = protocol === 'responses' ? chatOfResponses : chatOfMessages;
-  const { body: chatBody, echoed, unknown } = translate(withoutNulls(body));
+  const { body: chatBody, echoed: repeated, unknown } = translate(withoutNulls(body));
   const { job, prompts } = parseChat(chatBody, model);
+  const echoed = JSON.stringify(repeated);
+  if (echoed.length > MAX_ECHOED)
+    throw new HttpError(400, `instructions and tools have more than ${MAX_ECHOED} characters`, { param: 'tools' });
   const all = [...unknown, ...job.unknown].slice(0, MAX_UNKNOWN);
   return { job: { ...job, unknown: all, includeUsage: false, translated: { protocol, echoed } }, prompts };
 }

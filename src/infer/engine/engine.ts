@@ -180,6 +180,7 @@ export class BatchEngine implements Engine {
     const prompt = new Int32Array(1); // as servers submit it: code is compiled for what it has seen
     for (const temperature of [0, 1])
       for await (const _ of this.submit({ prompt, maxNewTokens: 2, sampling: { temperature } }));
+    this.#structured.warmUp();
     await this.#prefixes?.warmUp();
   }
 

@@ -17,7 +17,33 @@ interface AllowedTokens {
   readonly more: Int32Array;
 }
 
+/** What the masks of one grammar found out, for them and for later ones. */
+class MaskCache {
+  readonly states = new States();
+  readonly #allowed = new Map<Configuration, AllowedTokens>();
+  #tokens = 0;
+
+  get isHeavy(): boolean {
+    return this.states.isHeavy || this.#tokens > MAX_KEPT_TOKENS;
+  }
+
+  allowed(configuration: Configuration, find: () => AllowedTokens): AllowedTokens {
+    let allowed = this.#allowed.get(configuration);
+    if (!allowed) {
+      allowed = find();
+      this.#allowed.set(configuration, allowed);
+      this.#tokens += allowed.more.length;
+    }
+    return allowed;
+  }
+}
+
+/** By grammar. */
+export type MaskCaches = Map<Grammar, MaskCache>;
+
 const MAX_INNER = 512;
+/** Tokens of the configurations that are kept when no text is in them. */
+const MAX_KEPT_TOKENS = 2 ** 19;
 /** Configurations whose tokens are found for each, and kept. */
 const FEW = 8;
 
@@ -89,6 +115,7 @@ export interface MaskOptions {
   /** Tokens inside strings of this grammar that other grammars cannot share. */
   readonly grammarInner: Map<string, InnerTokens>;
   readonly inner: InnerTokenCache;
+  readonly caches: MaskCaches;
   /** Tokens that end a text. */
   readonly endTokens: readonly number[];
   /** Most tokens of the text. */
@@ -115,8 +142,7 @@ export class StructuredMask implements TokenMask {
   readonly #tree: TokenTree;
   readonly #hasAllBytes: boolean;
   readonly #specials: ReadonlyMap<number, string>;
-  #states = new States();
-  #allowed = new Map<Configuration, AllowedTokens>();
+  #cache: MaskCache;
   #state: State;
   #left: number;
   #isCut = false;
@@ -126,6 +152,8 @@ export class StructuredMask implements TokenMask {
     this.#tree = options.inner.tree;
     this.#hasAllBytes = this.#tree.hasAllBytes;
     this.#specials = options.specials ?? NO_SPECIALS;
+    this.#cache = options.caches.get(options.grammar) ?? new MaskCache();
+    options.caches.set(options.grammar, this.#cache);
     const start = this.#states.start(options.grammar.root);
     const state = this.#states.advance(start, options.written ?? '');
     if (!state) throw new NotInGrammar();
@@ -167,8 +195,13 @@ export class StructuredMask implements TokenMask {
   narrow(token: number, logits: Float32Array): boolean {
     if (this.#fits(token)) return false;
     this.#isCut = true;
-    for (let other = 0; other < logits.length; other++)
-      if (logits[other] !== Number.NEGATIVE_INFINITY && !this.#fits(other)) logits[other] = Number.NEGATIVE_INFINITY;
+    const kept = [...this.#options.endTokens, ...this.#specials.keys()].filter((other) => this.#fits(other));
+    walk(this.#tree, this.#states, 0, this.#state, (other, next) => {
+      if (other >= 0 && this.#endsInTime(next)) kept.push(other);
+    });
+    const values = Float32Array.from(kept, (other) => logits[other]);
+    logits.fill(Number.NEGATIVE_INFINITY);
+    for (const [i, other] of kept.entries()) logits[other] = values[i];
     return true;
   }
 
@@ -178,7 +211,15 @@ export class StructuredMask implements TokenMask {
     if (!next) throw new Error(`token ${token} does not continue the structured text`);
     this.#state = next;
     this.#left -= 1;
-    if (this.#states.trim(next)) this.#allowed.clear();
+    const { caches, grammar } = this.#options;
+    if (this.#cache.isHeavy && caches.get(grammar) === this.#cache) caches.delete(grammar);
+    if (!this.#states.isFull) return;
+    this.#cache = new MaskCache();
+    this.#state = this.#states.adopt(next);
+  }
+
+  get #states(): States {
+    return this.#cache.states;
   }
 
   #allowedSpecials(): Int32Array {
@@ -195,7 +236,10 @@ export class StructuredMask implements TokenMask {
   #fits(token: number): boolean {
     if (this.#options.endTokens.includes(token)) return true;
     const next = this.#after(token);
-    if (!next) return false;
+    return next !== null && this.#endsInTime(next);
+  }
+
+  #endsInTime(next: State): boolean {
     // One token per byte is enough; the exact number is computed only where that is too many.
     if (this.#hasAllBytes && closeBytes(next) <= this.#left - 1) return true;
     return fewestTokens(this.#tree, next) <= this.#left - 1;
@@ -213,12 +257,9 @@ export class StructuredMask implements TokenMask {
 
   /** The tokens of a set of configurations are those of each. */
   #tokens(configuration: Configuration): AllowedTokens {
-    let allowed = this.#allowed.get(configuration);
-    if (!allowed) {
-      allowed = configuration.node.isText ? this.#textTokens(configuration) : this.#walked([configuration]);
-      this.#allowed.set(configuration, allowed);
-    }
-    return allowed;
+    return this.#cache.allowed(configuration, () =>
+      configuration.node.isText ? this.#textTokens(configuration) : this.#walked([configuration]),
+    );
   }
 
   #walked(configurations: readonly Configuration[]): AllowedTokens {

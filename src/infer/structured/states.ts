@@ -1,6 +1,7 @@
 /**
- * The states of one text that is matched with a grammar. A state is a set of configurations, each a node with the nodes
- * to return to; they are interned, so that what was computed for one is found again. All of it belongs to one text.
+ * The states of texts that are matched with one grammar. A state is a set of configurations, each a node with the nodes to
+ * return to; they are interned, so that what was computed for one is found again. What a state is never depends on which
+ * states were looked at before: texts of other requests may have done so.
  */
 import { closesSooner, type MachineState, type Node } from './grammar.js';
 
@@ -44,14 +45,18 @@ export interface State {
   fewestTokens: number;
 }
 
+/** Of one text, and of those that are kept for further texts, with their configurations. */
 const MAX_STATES = 4096;
+const MAX_KEPT = 2 ** 14;
 /** Ways to read a text that are followed: of more, those that can end soonest. The text is a document in any case. */
 const MAX_CONFIGURATIONS = 2000;
 
 export class States {
   readonly #outermost = new Map<number | string, Configuration>();
   readonly #states = new Map<string, State>();
-  #lastId = 0;
+  /** Ids differ between all instances: a state may be adopted by another one. */
+  static #lastId = 0;
+  #size = 0;
 
   /** The state before the first byte of a rule. */
   start(rule: Node): State {
@@ -94,6 +99,7 @@ export class States {
     if (!state) {
       state = { configurations: kept, isEnd, next: [], fewestTokens: -1 };
       this.#states.set(key, state);
+      this.#size += 1 + kept.length;
     }
     return state;
   }
@@ -122,15 +128,21 @@ export class States {
     return at;
   }
 
-  /** Forgets what is not part of `current` once there are too many states, so that memory is bounded; whether it did. */
-  trim(current: State): boolean {
-    if (this.#states.size < MAX_STATES) return false;
-    this.#states.clear();
-    this.#outermost.clear();
-    current.next = [];
-    for (const configuration of current.configurations)
+  /** Whether a text should go on in a new instance, so that memory is bounded. */
+  get isFull(): boolean {
+    return this.#states.size >= MAX_STATES;
+  }
+
+  /** Whether they take too much memory to be kept when no text is in them. */
+  get isHeavy(): boolean {
+    return this.#size > MAX_KEPT;
+  }
+
+  /** A state of another instance, without what was found out there. */
+  adopt(state: State): State {
+    for (const configuration of state.configurations)
       for (let at: Configuration | null = configuration; at; at = at.parent) at.children.clear();
-    return true;
+    return { ...state, next: [] };
   }
 
   #configuration(node: Node, state: MachineState, parent: Configuration | null): Configuration {
@@ -138,8 +150,8 @@ export class States {
     const key = node.machine ? `${node.id}:${state}` : node.id;
     let found = siblings.get(key);
     if (!found) {
-      this.#lastId += 1;
-      found = new Configuration(this.#lastId, node, state, parent);
+      States.#lastId += 1;
+      found = new Configuration(States.#lastId, node, state, parent);
       siblings.set(key, found);
     }
     return found;
@@ -151,7 +163,17 @@ function soonest(configurations: readonly Configuration[]): Configuration[] {
   const best = closeOf({ configurations, isEnd: false });
   const rank = (one: Configuration) => (one.closeBytes === best.length && one.close() === best ? -1 : one.closeBytes);
   const ranks = new Map(configurations.map((one) => [one, rank(one)]));
-  return [...configurations].sort((a, b) => ranks.get(a)! - ranks.get(b)! || a.id - b.id).slice(0, MAX_CONFIGURATIONS);
+  const order = (a: Configuration, b: Configuration) => ranks.get(a)! - ranks.get(b)! || inOrder(a, b);
+  return [...configurations].sort(order).slice(0, MAX_CONFIGURATIONS);
+}
+
+/** An order that does not depend on ids. */
+function inOrder(a: Configuration | null, b: Configuration | null): number {
+  for (; a !== b && a && b; a = a.parent, b = b.parent) {
+    if (a.node !== b.node) return a.node.id - b.node.id;
+    if (a.state !== b.state) return a.state < b.state ? -1 : 1;
+  }
+  return a === b ? 0 : a ? 1 : -1;
 }
 
 /** The first in byte order of the shortest ends of the text. */

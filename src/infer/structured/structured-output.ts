@@ -7,7 +7,7 @@ import { sha256 } from '../../sha256.js';
 import { closing, compileCalls, latin1Form, literalsOf, type ToolCalls } from './calls.js';
 import { FreeMask } from './free-mask.js';
 import { GrammarBuilder } from './grammar.js';
-import { InnerTokenCache, type MaskOptions, StructuredMask } from './mask.js';
+import { InnerTokenCache, type MaskCaches, type MaskOptions, StructuredMask } from './mask.js';
 import { compileSchema, type Grammar, type JsonSchema, SchemaRules } from './schema.js';
 import { createTokenTree } from './vocabulary.js';
 
@@ -28,14 +28,29 @@ interface CompiledFormat {
   /** Where the text may be free, the form that it is read in, with a character for each byte. */
   readonly form: AnswerForm;
   readonly inner: MaskOptions['grammarInner'];
+  /** Of its grammars. Kept for the formats that were used last. */
+  readonly caches: MaskCaches;
   readonly specials: ReadonlyMap<number, string>;
 }
 
 type FormatMask = StructuredMask | FreeMask;
 
 const MAX_FORMATS = 64;
+/** Formats whose caches are kept. */
+const MAX_CACHES = 8;
 /** Nodes of all compiled formats that are kept. */
 const MAX_KEPT_NODES = 100_000;
+/** For texts that are drawn before the first request. */
+const WARM_UP: readonly JsonSchema[] = [
+  { type: 'object' },
+  {
+    type: 'object',
+    properties: { a: { type: 'integer', minimum: 0, maximum: 150 }, b: { type: 'string', maxLength: 400 } },
+    required: ['a', 'b'],
+    additionalProperties: false,
+  },
+];
+const WARM_UP_TOKENS = 60;
 /** Longer formats are known by their hash. */
 const LONG_KEY = 1000;
 
@@ -71,6 +86,29 @@ export class StructuredOutput {
     return mask;
   }
 
+  /** Builds the tree of tokens, and runs the code of masks until it is compiled: a first text would take many times as long. */
+  warmUp(): void {
+    if (!this.#tokenizer.tokenBytes) return; // no structured output
+    const logits = new Float32Array(this.#vocabulary);
+    const draw = (from: number) => {
+      for (let i = from; i < from + logits.length; i++) if (logits[i % logits.length] === 0) return i % logits.length;
+      return -1;
+    };
+    for (const [text, schema] of [...WARM_UP, ...WARM_UP].entries()) {
+      const mask = this.#maskOf(this.#compiled({ type: 'json_schema', schema }), WARM_UP_TOKENS);
+      if (mask.fewestTokens > WARM_UP_TOKENS) return;
+      for (let n = 0; n < WARM_UP_TOKENS && !mask.isComplete; n++) {
+        logits.fill(0);
+        mask.apply(logits);
+        let token = draw((text + n) * 7919);
+        if (mask.narrow(token, logits)) token = draw(token);
+        if (token < 0 || this.#endTokens.includes(token)) break;
+        mask.accept(token);
+      }
+    }
+    this.#formats.clear();
+  }
+
   /** Throws what `mask` would throw. Cheaper where it is clear that the document fits. */
   check(format: ResponseFormat, budget: number): void {
     const { whole, closed, opened } = this.#compiled(format);
@@ -81,14 +119,17 @@ export class StructuredOutput {
     if (tokens.length > budget || !areSameBytes(joinBytes(pieces), close)) this.mask(format, budget);
   }
 
-  #maskOf({ whole, closed, opened, form, inner: grammarInner, specials }: CompiledFormat, budget: number): FormatMask {
+  #maskOf(
+    { whole, closed, opened, form, inner: grammarInner, caches, specials }: CompiledFormat,
+    budget: number,
+  ): FormatMask {
     // Built at the first use: most servers never need it, and it takes a fraction of a second for a large vocabulary.
     this.#inner ??= new InnerTokenCache(createTokenTree(this.#tokenizer, this.#vocabulary));
     const inner = this.#inner;
     const { tree } = inner;
     const endTokens = this.#endTokens;
     const begin = (grammar: Grammar, budget: number, written: string) =>
-      new StructuredMask({ grammar, grammarInner, inner, endTokens, budget, specials, written });
+      new StructuredMask({ grammar, grammarInner, inner, caches, endTokens, budget, specials, written });
     if (!opened && !closed) return begin(whole, budget, '');
     const texts = this.#specialTexts();
     const bytesOf = (token: number) => tree.bytes(token) ?? texts.get(token) ?? '';
@@ -116,6 +157,7 @@ export class StructuredOutput {
     // The least recently used format is the first of the map.
     this.#formats.delete(key);
     this.#formats.set(key, compiled);
+    [...this.#formats.values()].at(-1 - MAX_CACHES)?.caches.clear();
     let nodes = [...this.#formats.values()].reduce((sum, { whole }) => sum + whole.size, 0);
     for (const [first, { whole }] of this.#formats) {
       if (first === key || (this.#formats.size <= MAX_FORMATS && nodes <= MAX_KEPT_NODES)) break;
@@ -126,17 +168,33 @@ export class StructuredOutput {
   }
 
   #compile(format: ResponseFormat): CompiledFormat {
-    const inner = new Map();
+    const [inner, caches] = [new Map(), new Map()];
     const none = { calls: null, reasoning: null };
     if (format.type !== 'tool_calls') {
       const schema = format.type === 'json_object' ? { type: 'object' } : format.schema;
       if (!format.afterReasoning)
-        return { whole: compileSchema(schema), closed: null, opened: null, form: none, inner, specials: new Map() };
+        return {
+          whole: compileSchema(schema),
+          closed: null,
+          opened: null,
+          form: none,
+          inner,
+          caches,
+          specials: new Map(),
+        };
       const builder = new GrammarBuilder();
       const closed = closing(builder, new SchemaRules(builder).of(schema));
       builder.finish(closed);
       const grammar = { root: closed, size: builder.nodes.length };
-      return { whole: grammar, closed: grammar, opened: null, form: none, inner, specials: this.#specialsIn([]) };
+      return {
+        whole: grammar,
+        closed: grammar,
+        opened: null,
+        form: none,
+        inner,
+        caches,
+        specials: this.#specialsIn([]),
+      };
     }
     const { form, isRequired, document } = format;
     const { whole, closed, opened } = compileCalls(format);
@@ -147,6 +205,7 @@ export class StructuredOutput {
       opened: isFree ? opened : null,
       form: latin1Form(form),
       inner,
+      caches,
       specials: this.#specialsIn(literalsOf(form.calls)),
     };
   }

@@ -22,8 +22,9 @@ function draw(
   budget: number,
   next: () => number,
   bias: (token: number) => number = () => 0,
+  output = outputs[name],
 ) {
-  const mask = outputs[name].mask({ type: 'json_schema', schema }, budget);
+  const mask = output.mask({ type: 'json_schema', schema }, budget);
   const { separator, vocabSize } = tokenizers[name];
   const tokens: number[] = [];
   const sample = (logits: Float32Array) => {
@@ -82,6 +83,26 @@ describe('random schemas and random draws', () => {
     expect(seen.cut).toBeGreaterThan(count / 4);
     expect(seen.whole).toBeGreaterThan(count / 4);
     expect(seen.unsatisfiable).toBeLessThan(count / 4);
+  });
+});
+
+describe('a text does not depend on those before it', () => {
+  const fresh = () => new StructuredOutput(byte, 256, [0]);
+  const text = (output: StructuredOutput, schema: JsonSchema, budget: number, seed: number) =>
+    draw('byte', schema, budget, random(seed), undefined, output).text;
+  it.each<[string, JsonSchema, number]>([
+    ['of an object', { type: 'object', properties: { a: { type: 'number' }, b: { type: 'string' } } }, 60],
+    ['of more states than are kept', { type: 'string', pattern: '^[ab]{6000}$' }, 6002],
+    // More ways to go on than are followed.
+    ['of one of 3,000 constants', { enum: Array.from({ length: 3000 }, (_, i) => `${i * 7919}`.padEnd(9, 'x')) }, 20],
+    ['of a list of lists', { $defs: { a: { type: 'array', items: { $ref: '#/$defs/a' } } }, $ref: '#/$defs/a' }, 90],
+  ])('%s', (_, schema, budget) => {
+    const used = fresh();
+    for (let seed = 1; seed <= 2; seed++) {
+      const [first, later] = [text(fresh(), schema, budget, seed), text(used, schema, budget, seed)];
+      expect(later).toBe(first);
+      text(used, schema, budget, seed + 100);
+    }
   });
 });
 

@@ -208,7 +208,7 @@ export class MessagesTranslation implements Translation {
     return eventFrame(JSON.stringify(messagesError(error)), { event: 'error' });
   }
 
-  whole(choice: ChatChoice, usage: ChatUsage): object {
+  whole(choice: ChatChoice, usage: ChatUsage): string {
     const { message = {} } = choice;
     const content: object[] = [];
     if (message.reasoning_content)
@@ -216,7 +216,7 @@ export class MessagesTranslation implements Translation {
     if (message.content) content.push({ type: 'text', text: message.content, citations: null });
     for (const { id, function: of } of message.tool_calls ?? [])
       content.push({ ...toolUse(id, of.name), input: JSON.parse(of.arguments) as unknown });
-    return this.#message(content, choice, wholeUsage(usage));
+    return JSON.stringify(this.#message(content, choice, wholeUsage(usage)));
   }
 
   #message(content: readonly object[], choice: ChatChoice | null, usage: object): object {

@@ -5,7 +5,7 @@ import { chatOfMessages, MessagesTranslation, messagesError } from './messages.j
 import { chatOfResponses, ResponsesTranslation } from './responses.js';
 import type { ChatUsage } from './translation.js';
 
-const request = { id: 'x_0', model: 'm', created: 1, promptTokens: 7, echoed: {} };
+const request = { id: 'x_0', model: 'm', created: 1, promptTokens: 7, echoed: '{"tools":[]}' };
 const usage: ChatUsage = {
   ...{ prompt_tokens: 7, completion_tokens: 5, total_tokens: 12 },
   prompt_tokens_details: { cached_tokens: 3 },
@@ -66,9 +66,8 @@ describe('/v1/responses', () => {
       ...[item[0], 'function_call_arguments.delta', 'function_call_arguments.done', item[1]],
       'completed',
     ]);
-    expect((all.at(-1) as unknown as { response: object }).response).toEqual(
-      new ResponsesTranslation(request).whole(MESSAGE, usage),
-    );
+    const whole = JSON.parse(new ResponsesTranslation(request).whole(MESSAGE, usage));
+    expect((all.at(-1) as unknown as { response: object }).response).toEqual(whole);
     expect((all.at(-1) as unknown as { response: object }).response).toMatchObject({
       status: 'completed',
       usage: { input_tokens: 7, output_tokens: 5, input_tokens_details: { cached_tokens: 3 } },
@@ -76,7 +75,8 @@ describe('/v1/responses', () => {
   });
 
   it('an answer that is cut is incomplete, one that fails has failed', () => {
-    const cut = new ResponsesTranslation(request).whole({ message: { content: 'a' }, finish_reason: 'length' }, usage);
+    const ending = { message: { content: 'a' }, finish_reason: 'length' };
+    const cut = JSON.parse(new ResponsesTranslation(request).whole(ending, usage));
     expect(cut).toMatchObject({ status: 'incomplete', incomplete_details: { reason: 'max_output_tokens' } });
     const translation = new ResponsesTranslation(request);
     const frames = translation.chunk(CHUNKS[1]) + translation.fail(new HttpError(500, 'gone'));
@@ -139,6 +139,32 @@ describe('/v1/responses', () => {
     });
   });
 
+  it('repeats what was asked, with the defaults of the API', () => {
+    const defaults = {
+      ...{ instructions: null, tools: [], tool_choice: 'auto', parallel_tool_calls: true, metadata: {} },
+      ...{ text: { format: { type: 'text' } }, reasoning: { effort: null, summary: null } },
+      ...{ max_output_tokens: null, temperature: 1, top_p: 1 },
+    };
+    expect(chatOfResponses({ input: 'a' }).echoed).toEqual(defaults);
+    const tool = { type: 'function', name: 'f', description: 'd', parameters: { type: 'object' }, strict: false };
+    const asked = {
+      ...{ instructions: 'Be brief.', tools: [tool], tool_choice: { type: 'function', name: 'f' }, user: 'u' },
+      ...{ parallel_tool_calls: false, metadata: { a: 'b' }, reasoning: { effort: 'low', summary: 'auto' } },
+      text: { format: { type: 'json_schema', name: 's', schema: {} }, verbosity: 'low' },
+      ...{ max_output_tokens: 9, temperature: 0, top_p: 0.5 },
+    };
+    expect(chatOfResponses({ input: 'a', ...asked }).echoed).toEqual(asked);
+    expect(chatOfResponses({ input: 'a', tools: [{ type: 'function', name: 'f' }] }).echoed).toMatchObject({
+      tools: [{ type: 'function', name: 'f', parameters: null, strict: true }],
+    });
+    const answer = new ResponsesTranslation({ ...request, echoed: JSON.stringify(asked) });
+    const frames =
+      answer.begin() + answer.chunk({ delta: { content: 'a' }, finish_reason: 'stop' }) + answer.end(usage);
+    const responses = events(frames).flatMap(({ response }) => (response === undefined ? [] : [response]));
+    expect(responses).toHaveLength(3);
+    for (const response of responses) expect(response).toMatchObject(asked);
+  });
+
   it.each<[object, string]>([
     [{ previous_response_id: 'r' }, 'previous_response_id: this server keeps no answers'],
     [{ background: true }, 'background: this server keeps no answers'],
@@ -165,7 +191,7 @@ describe('/v1/messages', () => {
       ...['message_delta', 'message_stop'],
     ]);
     expect(all.at(-2)).toMatchObject({ delta: { stop_reason: 'tool_use' }, usage: { output_tokens: 5 } });
-    expect(new MessagesTranslation(request).whole(MESSAGE, usage)).toMatchObject({
+    expect(JSON.parse(new MessagesTranslation(request).whole(MESSAGE, usage))).toMatchObject({
       stop_reason: 'tool_use',
       content: [
         { type: 'thinking', thinking: 'so' },
@@ -180,7 +206,7 @@ describe('/v1/messages', () => {
   it('tells which stop string ended a text', () => {
     const choice = { message: { content: 'a' }, finish_reason: 'stop', stop_reason: 'END' };
     const whole = new MessagesTranslation(request).whole(choice, usage);
-    expect(whole).toMatchObject({ stop_reason: 'stop_sequence', stop_sequence: 'END' });
+    expect(JSON.parse(whole)).toMatchObject({ stop_reason: 'stop_sequence', stop_sequence: 'END' });
   });
 
   it('makes messages of blocks, and results messages of their own', () => {

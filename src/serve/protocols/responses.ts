@@ -63,12 +63,29 @@ export function chatOfResponses(given: Fields): TranslatedBody {
   };
   const known = [...PASSED, ...OWN, ...IGNORED, ...STATEFUL, 'top_logprobs'];
   const unknown = Object.keys(given).filter((name) => !known.includes(name));
-  const echoed = {
-    ...{ max_output_tokens: most ?? null, temperature: given['temperature'] ?? 1, top_p: given['top_p'] ?? 1 },
+  return { body, echoed: echoedOf(given), unknown };
+}
+
+/** Fields that an answer repeats, with the defaults of the API. Those that `IGNORED` lists, but for names, had no effect. */
+function echoedOf(given: Fields): Fields {
+  const tools = Array.isArray(given['tools']) ? given['tools'] : [];
+  return {
+    ...picked(given, ['user', 'safety_identifier', 'prompt_cache_key']),
+    instructions: given['instructions'] ?? null,
+    tools: tools.map((tool: Fields) => ({ parameters: null, ...tool, strict: tool['strict'] ?? true })),
+    tool_choice: given['tool_choice'] ?? 'auto',
     parallel_tool_calls: given['parallel_tool_calls'] ?? true,
+    text: { format: { type: 'text' }, ...withoutNulls(given['text']) },
+    reasoning: { effort: null, summary: null, ...withoutNulls(given['reasoning']) },
+    max_output_tokens: given['max_output_tokens'] ?? null,
+    temperature: given['temperature'] ?? 1,
+    top_p: given['top_p'] ?? 1,
     metadata: given['metadata'] ?? {},
   };
-  return { body, echoed, unknown };
+}
+
+function withoutNulls(value: unknown): Fields {
+  return isObject(value) ? Object.fromEntries(Object.entries(value).filter(([, of]) => of !== null)) : {};
 }
 
 interface Message {
@@ -172,8 +189,8 @@ export class ResponsesTranslation implements Translation {
   }
 
   begin(): string {
-    const response = this.#response('in_progress', null);
-    return this.#event('response.created', { response }) + this.#event('response.in_progress', { response });
+    const response = this.#response('in_progress');
+    return this.#event('response.created', {}, response) + this.#event('response.in_progress', {}, response);
   }
 
   chunk({ delta = {}, finish_reason: finish }: ChatChoice): string {
@@ -189,17 +206,17 @@ export class ResponsesTranslation implements Translation {
   end(usage: ChatUsage): string {
     const isCut = this.#finish === 'length';
     const frames = this.#close(isCut);
-    const response = this.#response(isCut ? 'incomplete' : 'completed', usage);
-    return frames + this.#event(isCut ? 'response.incomplete' : 'response.completed', { response });
+    const status = isCut ? 'incomplete' : 'completed';
+    return frames + this.#event(`response.${status}`, {}, this.#response(status, usage));
   }
 
   fail(error: HttpError): string {
     const { message } = error;
-    const response = { ...this.#response('failed', null), error: { code: 'server_error', message } };
-    return this.#close(true) + this.#event('response.failed', { response });
+    const response = this.#response('failed', null, { code: 'server_error', message });
+    return this.#close(true) + this.#event('response.failed', {}, response);
   }
 
-  whole({ message = {}, finish_reason: finish }: ChatChoice, usage: ChatUsage): object {
+  whole({ message = {}, finish_reason: finish }: ChatChoice, usage: ChatUsage): string {
     if (message.reasoning_content) this.#add('reasoning').text = message.reasoning_content;
     if (message.content) this.#add('message').text = message.content;
     for (const { id, function: of } of message.tool_calls ?? [])
@@ -208,25 +225,28 @@ export class ResponsesTranslation implements Translation {
     return this.#response(finish === 'length' ? 'incomplete' : 'completed', usage);
   }
 
-  #event(type: string, fields: object): string {
-    const event = { type, sequence_number: this.#sequence, ...fields };
+  /** `response`: JSON of the member with this name. */
+  #event(type: string, fields: object, response?: string): string {
+    const event = JSON.stringify({ type, sequence_number: this.#sequence, ...fields });
     this.#sequence += 1;
-    return eventFrame(JSON.stringify(event), { event: type });
+    return eventFrame(response === undefined ? event : `${event.slice(0, -1)},"response":${response}}`, {
+      event: type,
+    });
   }
 
-  /** The response with the items so far. */
-  #response(status: string, usage: ChatUsage | null): object {
+  /** JSON of the response with the items so far. */
+  #response(status: string, usage: ChatUsage | null = null, error: object | null = null): string {
     const { id, model, created, echoed } = this.#request;
     const isCut = status !== 'completed';
     const last = this.#items.at(-1);
     const output = this.#items.map((item) => itemOf(item, endOf(item, isCut && item === last)));
-    return {
-      ...{ id, object: 'response', created_at: created, status, error: null },
+    const response = {
+      ...{ id, object: 'response', created_at: created, status, error },
       incomplete_details: status === 'incomplete' ? { reason: 'max_output_tokens' } : null,
-      ...{ instructions: null, model, output, previous_response_id: null, store: false, tools: [] },
-      ...{ tool_choice: 'auto', truncation: 'disabled', text: { format: { type: 'text' } }, ...echoed },
+      ...{ model, output, previous_response_id: null, store: false, truncation: 'disabled' },
       ...(usage && { usage: usageOf(usage) }),
     };
+    return `${JSON.stringify(response).slice(0, -1)},${echoed.slice(1)}`;
   }
 
   #add(type: Item['type'], name = '', callId = ''): Item {

@@ -43,8 +43,8 @@ export interface TranslatedRequest {
   /** Seconds since 1970. */
   readonly created: number;
   readonly promptTokens: number;
-  /** Fields of the request that the answer repeats. */
-  readonly echoed: Readonly<Record<string, unknown>>;
+  /** JSON of an object of the fields that the answer repeats. Made before the HTTP thread has it, as it may be large. */
+  readonly echoed: string;
 }
 
 /** Writes one answer in the form of a protocol. */
@@ -56,13 +56,14 @@ export interface Translation {
   end(usage: ChatUsage): string;
   /** Frames of a stream that fails. */
   fail(error: HttpError): string;
-  /** A whole answer. */
-  whole(choice: ChatChoice, usage: ChatUsage): object;
+  /** JSON of a whole answer. */
+  whole(choice: ChatChoice, usage: ChatUsage): string;
 }
 
 /** A request of a protocol as a chat. */
 export interface TranslatedBody {
   readonly body: Readonly<Record<string, unknown>>;
+  /** Fields of the request that the answer repeats. */
   readonly echoed: Readonly<Record<string, unknown>>;
   /** Fields that were not understood. */
   readonly unknown: readonly string[];

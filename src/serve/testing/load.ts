@@ -10,18 +10,19 @@ export interface LoadReport {
   /** Answers of `/health`, and the longest time of one [ms]. */
   readonly checks: number;
   readonly worst: number;
+  /** The most that the server's HTTP thread computed in the time of a check [ms]: that of a check with a core of its own. */
+  readonly worstOwn: number;
   /** The first few. */
   readonly failures: readonly string[];
 }
 
-/** Runs `attack` while the server at `url` answers streams and `/health`. */
+/** Runs `attack` while the server at `url`, the process `pid`, answers streams and `/health`. */
 export async function underLoad<Result>(
-  url: string,
-  model: string,
+  { url, name: model, child: { pid } }: { url: string; name: string; child: { pid?: number | undefined } },
   attack: () => Promise<Result>,
 ): Promise<{ result: Result; load: LoadReport }> {
   const file = await workerFile(new URL('./load-program.js', import.meta.url));
-  const worker = new Worker(file, { workerData: { url, model } });
+  const worker = new Worker(file, { workerData: { url, model, pid } });
   try {
     await new Promise((resolve) => setTimeout(resolve, 300));
     const result = await attack();
