@@ -28,7 +28,7 @@ export interface FromPrepareWorker {
 async function main(task: PrepareTask): Promise<void> {
   const { spec, tokenizer: name, folder } = task;
   const order = new CorpusOrder(spec);
-  const opener = new BlobOpener(spec);
+  const opener = new BlobOpener(spec, { keptOpen: 1, sync: true });
   const tokenizer = isBuiltInTokenizer(name)
     ? createBuiltInTokenizer(name)
     : (await import('../tokenizer.js')).createTokenizer(name);
