@@ -115,7 +115,8 @@ async function compare(names, a, b, clock) {
     const ratios = times[0].map((first, i) => first / times[1][i]).sort((x, y) => x - y);
     const [first, second] = names.map((name, which) => `${name} ${median(times[which]).toFixed(2)} ms`);
     const range = `${ratios[0].toFixed(2)} to ${ratios[ratios.length - 1].toFixed(2)}`;
-    console.log(`${subject}: ${first}, ${second}, ratio ${median(ratios).toFixed(2)} (${range})`);
+    const best = (Math.min(...times[0]) / Math.min(...times[1])).toFixed(2);
+    console.log(`${subject}: ${first}, ${second}, ratio ${median(ratios).toFixed(2)} (${range}; lowest times ${best})`);
   }
 }
 
