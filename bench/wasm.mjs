@@ -8,6 +8,7 @@
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { setImmediate } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
 import * as nn from '../dist/exports/nn.js';
 import { openDevice, readConfig, train } from '../dist/index.js';
@@ -29,9 +30,9 @@ const cpuMs = () => {
   return (user + system) / 1000;
 };
 
-function open(kernels, threads = 1) {
+function open(kernels) {
   process.env.TREFOIL_KERNELS = kernels;
-  return openDevice('cpu', { threads });
+  return openDevice('cpu', { threads: 1 });
 }
 
 /** `clock` returns milliseconds. */
@@ -98,22 +99,25 @@ function subjects(device, clock) {
   };
 }
 
-/** Prints the times of each subject on the devices `a` and `b`, measured in turns, and their ratio. */
-async function compare(names, a, b, clock) {
-  const both = [a, b].map((device) => subjects(device, clock));
-  for (const subject of Object.keys(both[0])) {
+/** Prints the times of each subject on two devices, or with two numbers of threads, measured in turns, and their ratio. */
+async function compare(sides, clock) {
+  const all = new Map(sides.map(({ device }) => [device, subjects(device, clock)]));
+  const call = async ({ device, threads }, subject) => {
+    device.threads = threads;
+    const begun = clock();
+    const own = await all.get(device)[subject]();
+    return own ?? clock() - begun;
+  };
+  for (const subject of Object.keys(all.get(sides[0].device))) {
     const times = [[], []];
     // V8 optimises a kernel in WebAssembly while it runs: after one call of some milliseconds it has not.
-    for (const device of both)
-      for (const begun = performance.now(); performance.now() - begun < WARM_UP_MS; ) await device[subject]();
+    for (const side of sides)
+      for (const begun = performance.now(); performance.now() - begun < WARM_UP_MS; await setImmediate())
+        await call(side, subject);
     for (let round = 0; round < rounds; round++)
-      for (const which of round % 2 === 0 ? [0, 1] : [1, 0]) {
-        const begun = clock();
-        const own = await both[which][subject]();
-        times[which].push(own ?? clock() - begun);
-      }
+      for (const which of round % 2 === 0 ? [0, 1] : [1, 0]) times[which].push(await call(sides[which], subject));
     const ratios = times[0].map((first, i) => first / times[1][i]).sort((x, y) => x - y);
-    const [first, second] = names.map((name, which) => `${name} ${median(times[which]).toFixed(2)} ms`);
+    const [first, second] = sides.map(({ name }, which) => `${name} ${median(times[which]).toFixed(2)} ms`);
     const range = `${ratios[0].toFixed(2)} to ${ratios[ratios.length - 1].toFixed(2)}`;
     const best = (Math.min(...times[0]) / Math.min(...times[1])).toFixed(2);
     console.log(`${subject}: ${first}, ${second}, ratio ${median(ratios).toFixed(2)} (${range}; lowest times ${best})`);
@@ -123,9 +127,13 @@ async function compare(names, a, b, clock) {
 const [native, wasm] = [open('native'), open('wasm')];
 console.log(`${native.kernelSource.name}; ${wasm.kernelSource.name}, Node ${process.versions.node}`);
 if (values.threads) {
-  const onClock = () => performance.now();
-  const threads = `${values.threads} threads`;
-  for (const [kind, one] of Object.entries({ native, wasm }))
-    await compare([`${kind}, 1 thread`, threads], one, open(kind, Number(values.threads)), onClock);
-} else await compare(['native', 'WebAssembly'], native, wasm, cpuMs);
+  const many = Number(values.threads);
+  for (const [name, device] of Object.entries({ native, 'in WebAssembly': wasm })) {
+    const one = { name: `${name}, 1 thread`, device, threads: 1 };
+    await compare([one, { name: `${many} threads`, device, threads: many }], () => performance.now());
+  }
+} else {
+  const sides = Object.entries({ native, WebAssembly: wasm }).map(([name, device]) => ({ name, device, threads: 1 }));
+  await compare(sides, cpuMs);
+}
 process.exit(0);
