@@ -69,7 +69,7 @@ function createEncoder(ranksById: Ranks['default']): (text: string, tokens: Toke
   const merge = createMerger(ranks);
   const encodeWord = (word: string): readonly number[] => {
     // A lone surrogate becomes U+FFFD here, as in every UTF-8 encoder.
-    const binary = ASCII.test(word) ? word : Buffer.from(word, 'utf8').toString('latin1');
+    const binary = Buffer.from(word, 'utf8').toString('latin1');
     const whole = ranks.get(binary);
     return whole === undefined ? merge(binary) : [whole];
   };
