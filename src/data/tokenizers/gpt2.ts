@@ -21,7 +21,7 @@ const ASCII = /^[\0-\x7f]*$/;
 /** Longer words rarely repeat: they are not cached. */
 const CACHED_WORD_LENGTH = 40;
 
-/** Its tables are made when they are used: they take 80 ms, and the main thread of `data prepare` needs only the sizes. */
+/** Its tables are made when they are used: they take 40 ms, and the main thread of `data prepare` needs only the sizes. */
 export function createGpt2Tokenizer(): Tokenizer {
   const loadRanks = once(() => {
     const { default: ranksById } = createRequire(import.meta.url)('gpt-tokenizer/bpeRanks/r50k_base') as Ranks;
