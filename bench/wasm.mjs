@@ -1,21 +1,29 @@
 // Kernels in WebAssembly beside native ones: CPU time of one thread, both in one process and in turns.
 //
-//   node bench/wasm.mjs [--rounds 7] [--steps 20]
+//   node bench/wasm.mjs [--rounds 7] [--steps 20] [--threads 2]
 //
 // Prints the ratio of native time to the time in WebAssembly (1 is as fast) of GEMM, dense attention, sparse attention forward
 // and backward, AdamW and steps of the quickstart. TREFOIL_MARCH=x86-64-v3 compares with AVX2. Needs `npm run build`.
+// With --threads: time on the clock of one thread over that of so many, for either; needs idle processors.
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { setImmediate } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
 import * as nn from '../dist/exports/nn.js';
 import { openDevice, readConfig, train } from '../dist/index.js';
 import { median } from './markdown.mjs';
 
 const { values } = parseArgs({
-  options: { rounds: { type: 'string', default: '7' }, steps: { type: 'string', default: '20' } },
+  options: {
+    rounds: { type: 'string', default: '7' },
+    steps: { type: 'string', default: '20' },
+    threads: { type: 'string' },
+  },
 });
 const [rounds, steps] = [Number(values.rounds), Number(values.steps)];
+
+const WARM_UP_MS = 500;
 
 const cpuMs = () => {
   const { user, system } = process.cpuUsage();
@@ -26,10 +34,9 @@ function open(kernels) {
   process.env.TREFOIL_KERNELS = kernels;
   return openDevice('cpu', { threads: 1 });
 }
-const devices = { native: open('native'), wasm: open('wasm') };
-console.log(`${devices.native.kernelSource.name}; ${devices.wasm.kernelSource.name}, Node ${process.versions.node}`);
 
-function subjects(device) {
+/** `clock` returns milliseconds. */
+function subjects(device, clock) {
   const random = (shape, stream = 1) => {
     const tensor = nn.Tensor.empty(device, shape);
     nn.fillNormal(tensor, { seed: 1, stream });
@@ -82,8 +89,8 @@ function subjects(device) {
       let spent = 0;
       // From the second step on: the first one makes the samples.
       const onStep = ({ step }) => {
-        if (step === 1) begun = cpuMs();
-        else spent = cpuMs() - begun;
+        if (step === 1) begun = clock();
+        else spent = clock() - begun;
       };
       await train({ config: readConfig('quickstart', { train: run }), device, onStep });
       rmSync(folder, { recursive: true, force: true });
@@ -92,20 +99,41 @@ function subjects(device) {
   };
 }
 
-const all = Object.fromEntries(Object.entries(devices).map(([name, device]) => [name, subjects(device)]));
-for (const name of Object.keys(all.native)) {
-  const times = { native: [], wasm: [] };
-  for (let round = -1; round < rounds; round++)
-    for (const kind of round % 2 === 0 ? ['native', 'wasm'] : ['wasm', 'native']) {
-      const begun = cpuMs();
-      const own = await all[kind][name]();
-      if (round >= 0) times[kind].push(own ?? cpuMs() - begun); // the first one warms up
-    }
-  const ratios = times.native.map((native, i) => native / times.wasm[i]).sort((a, b) => a - b);
-  const [least, most] = [ratios[0], ratios[ratios.length - 1]];
-  const ms = (kind) => median(times[kind]).toFixed(2);
-  console.log(
-    `${name}: native ${ms('native')} ms, WebAssembly ${ms('wasm')} ms, ratio ${median(ratios).toFixed(2)} (${least.toFixed(2)} to ${most.toFixed(2)})`,
-  );
+/** Prints the times of each subject on two devices, or with two numbers of threads, measured in turns, and their ratio. */
+async function compare(sides, clock) {
+  const all = new Map(sides.map(({ device }) => [device, subjects(device, clock)]));
+  const call = async ({ device, threads }, subject) => {
+    device.threads = threads;
+    const begun = clock();
+    const own = await all.get(device)[subject]();
+    return own ?? clock() - begun;
+  };
+  for (const subject of Object.keys(all.get(sides[0].device))) {
+    const times = [[], []];
+    // V8 optimises a kernel in WebAssembly while it runs: after one call of some milliseconds it has not.
+    for (const side of sides)
+      for (const begun = performance.now(); performance.now() - begun < WARM_UP_MS; await setImmediate())
+        await call(side, subject);
+    for (let round = 0; round < rounds; round++)
+      for (const which of round % 2 === 0 ? [0, 1] : [1, 0]) times[which].push(await call(sides[which], subject));
+    const ratios = times[0].map((first, i) => first / times[1][i]).sort((x, y) => x - y);
+    const [first, second] = sides.map(({ name }, which) => `${name} ${median(times[which]).toFixed(2)} ms`);
+    const range = `${ratios[0].toFixed(2)} to ${ratios[ratios.length - 1].toFixed(2)}`;
+    const best = (Math.min(...times[0]) / Math.min(...times[1])).toFixed(2);
+    console.log(`${subject}: ${first}, ${second}, ratio ${median(ratios).toFixed(2)} (${range}; lowest times ${best})`);
+  }
+}
+
+const [native, wasm] = [open('native'), open('wasm')];
+console.log(`${native.kernelSource.name}; ${wasm.kernelSource.name}, Node ${process.versions.node}`);
+if (values.threads) {
+  const many = Number(values.threads);
+  for (const [name, device] of Object.entries({ native, 'in WebAssembly': wasm })) {
+    const one = { name: `${name}, 1 thread`, device, threads: 1 };
+    await compare([one, { name: `${many} threads`, device, threads: many }], () => performance.now());
+  }
+} else {
+  const sides = Object.entries({ native, WebAssembly: wasm }).map(([name, device]) => ({ name, device, threads: 1 }));
+  await compare(sides, cpuMs);
 }
 process.exit(0);

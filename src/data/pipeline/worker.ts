@@ -97,7 +97,7 @@ async function main(): Promise<void> {
   const ring = new Ring(task.ring);
   const runner = new LaneRunner(ring, task.worker);
   const tokenizer = createTokenizer(task.tokenizer);
-  const opener = new BlobOpener(task.spec, KEPT_OPEN);
+  const opener = new BlobOpener(task.spec, { keptOpen: KEPT_OPEN });
   const running = task.lanes.map((lane) => runner.run(task.spec, lane, tokenizer, opener, task));
   try {
     await Promise.all(running);

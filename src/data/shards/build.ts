@@ -3,7 +3,6 @@
  * this process, or by worker threads into a file each, which are joined in order. The shards are the same either way.
  */
 
-import { existsSync } from 'node:fs';
 import { join } from 'node:path';
 import { UsageError } from '../../errors.js';
 import { ensureFolder } from '../../files.js';
@@ -16,7 +15,7 @@ import type { Tokenizer } from '../tokenizer.js';
 import { runUnitThreads, type SharedUnits } from '../unit-threads.js';
 import { removeFolder } from './folders.js';
 import type { ShardIndex } from './format.js';
-import { partFile, readPart } from './part.js';
+import { isWhole, partFile, readPart } from './part.js';
 import type { FromPrepareWorker, PrepareTask } from './prepare-worker.js';
 import { tokeniseUnit, type UnitProgress } from './tokenise.js';
 import { ShardWriter } from './writer.js';
@@ -122,9 +121,9 @@ export async function expectUnchanged(spec: CorpusSpec): Promise<void> {
       throw new UsageError(`${path} changed while it was being read; start again when it is complete`);
 }
 
-/** Those of `units` whose files are in a folder. */
+/** Those of `units` whose files are in a folder, whole. */
 export function finishedUnits(folder: string, units: readonly number[]): Set<number> {
-  return new Set(units.filter((unit) => existsSync(partFile(folder, unit))));
+  return new Set(units.filter((unit) => isWhole(partFile(folder, unit))));
 }
 
 /**

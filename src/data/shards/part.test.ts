@@ -4,19 +4,19 @@ import { describe, expect, it } from 'vitest';
 import { testFolder } from '../testing/folder.js';
 import { numberTokenizer, streamOf } from '../testing/shards.js';
 import { createByteTokenizer } from '../tokenizers/bytes.js';
-import { PartWriter, partFile, readPart } from './part.js';
+import { isWhole, PartWriter, partFile, readPart } from './part.js';
 import { type TokenArray, tokenTypeFor } from './token-type.js';
 
 const folder = testFolder();
 
-async function write(path: string, documents: readonly number[][], vocabSize: number, skipped = 0): Promise<void> {
+function write(path: string, documents: readonly number[][], vocabSize: number, skipped = 0): void {
   const writer = new PartWriter(path, numberTokenizer(vocabSize));
   for (const ids of documents) {
     writer.append(ids);
     writer.endDocument();
   }
   expect(writer.documents).toBe(documents.filter((ids) => ids.length > 0).length);
-  await writer.finish(skipped);
+  writer.finish(skipped);
 }
 
 function read(path: string, vocabSize: number, verify = true) {
@@ -55,10 +55,11 @@ describe('the file of a part', () => {
     ['a document that ends with a block', exact],
     ['empty documents', [[], [3], [], [4, 5]]],
     ['nothing', []],
-  ])('gives back %s', async (_, documents) => {
+  ])('gives back %s', (_, documents) => {
     for (const vocabSize of [256, 65536, 65537]) {
       const path = partFile(folder.fresh(), 12);
-      await write(path, documents, vocabSize, 1);
+      write(path, documents, vocabSize, 1);
+      expect(isWhole(path)).toBe(true);
       const found = read(path, vocabSize);
       expect(found.starts.join()).toBe(startsOf(documents).join());
       expect(found.skipped).toBe(1);
@@ -67,17 +68,19 @@ describe('the file of a part', () => {
     }
   });
 
-  it('is refused by name with any byte changed or cut off', async () => {
+  it('is refused by name with any byte changed or cut off; one that was cut off is not whole', () => {
     const path = partFile(folder.fresh(), 0);
-    await write(path, [[1, 2], [3]], 65536);
+    write(path, [[1, 2], [3]], 65536);
     const bytes = readFileSync(path);
     const message = `${path}: damaged (its SHA-256 does not match); remove it and start again`;
+    expect(isWhole(`${path}0`)).toBe(false);
     for (let index = 0; index < bytes.length; index++) {
       const changed = Buffer.from(bytes);
       changed[index] ^= 1;
       writeFileSync(path, changed);
       expect(() => read(path, 65536)).toThrow(message);
       writeFileSync(path, bytes.subarray(0, index));
+      expect(isWhole(path)).toBe(false);
       expect(() => read(path, 65536)).toThrow(message);
     }
   });

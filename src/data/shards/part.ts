@@ -7,17 +7,14 @@
  */
 
 import { createHash } from 'node:crypto';
-import { closeSync, fsync, openSync, renameSync, rmSync } from 'node:fs';
+import { closeSync, fstatSync, openSync, renameSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
-import { promisify } from 'node:util';
 import { UsageError } from '../../errors.js';
 import { readFully, writeFully } from '../../files.js';
 import type { Tokenizer } from '../tokenizer.js';
 import { partialName } from './folders.js';
 import { bytesPerToken, type TokenArray, type TokenType, tokenView } from './token-type.js';
 import { TokenWriter } from './token-writer.js';
-
-const forceToDisk = promisify(fsync);
 
 const BLOCK_TOKENS = 1 << 18;
 const BLOCK_DOCUMENTS = 1 << 13;
@@ -29,7 +26,10 @@ export function partFile(folder: string, unit: number): string {
   return join(folder, `part-${String(unit).padStart(6, '0')}`);
 }
 
-/** Writes a part in bounded memory. The file gets its name when it is complete. */
+/**
+ * Writes a part in bounded memory. The file gets its name when it is complete, but is not forced to disk, which would make
+ * the disk write every token twice: a part that a power failure cuts short is tokenised again (`isWhole`).
+ */
 export class PartWriter extends TokenWriter {
   readonly #path: string;
   readonly #aside: string;
@@ -50,15 +50,12 @@ export class PartWriter extends TokenWriter {
     this.#descriptor = openSync(this.#aside, 'wx');
   }
 
-  /** Resolves when the file is on disk and has its name. All of it is written before this returns. */
-  async finish(skippedFiles: number): Promise<void> {
+  finish(skippedFiles: number): void {
     try {
       this.endDocument();
       this.#flush();
       this.#write(Uint32Array.of(END, skippedFiles));
       writeFully(this.#descriptor, this.#hash.digest());
-      // The name need not be durable: a part whose name is lost is tokenised again. One with a name must be whole.
-      await forceToDisk(this.#descriptor);
       this.#close();
       renameSync(this.#aside, this.#path);
     } catch (error) {
@@ -117,6 +114,23 @@ export interface PartReading {
   readonly verify: boolean;
   /** Receives block by block the tokens and where documents begin in them. Both are valid during the call only. */
   readonly take: (ids: TokenArray, starts: Uint32Array) => void;
+}
+
+/** Whether a part is there and ends as one does. File systems cut short what they have lost. */
+export function isWhole(path: string): boolean {
+  let descriptor: number;
+  try {
+    descriptor = openSync(path, 'r');
+  } catch {
+    return false;
+  }
+  try {
+    const end = new Uint32Array(1);
+    const from = fstatSync(descriptor).size - HEADER * end.byteLength - HASH_BYTES;
+    return from >= 0 && readFully(descriptor, new Uint8Array(end.buffer), from) === end.byteLength && end[0] === END;
+  } finally {
+    closeSync(descriptor);
+  }
 }
 
 /** Returns the number of skipped files. Throws after the last block if the hash does not match. */

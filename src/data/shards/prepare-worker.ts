@@ -28,13 +28,11 @@ export interface FromPrepareWorker {
 async function main(task: PrepareTask): Promise<void> {
   const { spec, tokenizer: name, folder } = task;
   const order = new CorpusOrder(spec);
-  const opener = new BlobOpener(spec);
+  const opener = new BlobOpener(spec, { keptOpen: 1, sync: true });
   const tokenizer = isBuiltInTokenizer(name)
     ? createBuiltInTokenizer(name)
     : (await import('../tokenizer.js')).createTokenizer(name);
   const next = (): number | undefined => takeUnit(task);
-  // The file of a part is forced to disk while the next part is tokenised.
-  let finishing: Promise<void> = Promise.resolve();
   for (let unit = next(); unit !== undefined; unit = next()) {
     const number = unit;
     const send = (progress: UnitProgress): void =>
@@ -42,18 +40,13 @@ async function main(task: PrepareTask): Promise<void> {
     const writer = new PartWriter(partFile(folder, unit), tokenizer);
     try {
       const last = await tokeniseUnit({ order, opener, tokenizer, unit, writer, send });
-      await finishing;
-      finishing = writer.finish(last.skipped === undefined ? 0 : 1).then(() => send(last));
-      // Attach a no-op handler: a rejection is reported when the promise is awaited.
-      finishing.catch(() => {});
+      writer.finish(last.skipped === undefined ? 0 : 1);
+      send(last);
     } catch (error) {
       writer.abandon();
-      // The part before is complete: it counts when the command is repeated.
-      await finishing.catch(() => {});
       throw error;
     }
   }
-  await finishing;
 }
 
 main(workerData as PrepareTask).catch((error) => {

@@ -94,20 +94,25 @@ describe('preparing a corpus', () => {
     expect(textOf(path)).toBe(expected);
   });
 
-  it('names a part that was damaged after an interruption', async () => {
+  it('names a part that was damaged after an interruption, and makes one again that was cut short', async () => {
     const path = folder.path('damaged-part');
     const spec = await open();
     const whole = readFileSync(folder.path('corpus/b.parquet'));
     writeFileSync(folder.path('corpus/b.parquet'), Buffer.alloc(whole.length));
-    const prepare = () => prepareCorpus({ spec, tokenizerName: 'byte', folder: path, workers: 1 });
+    const prepare = (of = spec) => prepareCorpus({ spec: of, tokenizerName: 'byte', folder: path, workers: 1 });
     await expect(prepare()).rejects.toThrow(/b\.parquet/);
     writeFileSync(folder.path('corpus/b.parquet'), whole);
     const part = join(`${path}.preparing`, 'part-000000');
     const bytes = readFileSync(part);
-    bytes[30] ^= 1;
-    writeFileSync(part, bytes);
+    const damaged = Buffer.from(bytes);
+    damaged[30] ^= 1;
+    writeFileSync(part, damaged);
     await expect(prepare()).rejects.toThrow(/part-000000: damaged .*remove it and start again/);
     expect(existsSync(path)).toBe(false);
+    // What a power failure may leave: the part is not forced to disk.
+    writeFileSync(part, bytes.subarray(0, 50));
+    await prepare(await open());
+    expect(textOf(path)).toBe(expected);
   });
 
   it('takes a tokenizer from a file', async () => {

@@ -21,9 +21,10 @@ export abstract class TokenWriter {
 
   /** Adds tokens to the open document, or to a new one. */
   append(ids: ArrayLike<number>): void {
-    if (ids.length === 0) return;
+    const { length } = ids;
+    if (length === 0) return;
     const { vocabSize, name, documentStart } = this.tokenizer;
-    for (let index = 0; index < ids.length; index++) {
+    for (let index = 0; index < length; index++) {
       const id = ids[index];
       if (!(id >= 0 && id < vocabSize))
         throw new TrefoilError(`tokenizer ${name} gave token ${id}, outside its vocabulary of ${vocabSize}`);

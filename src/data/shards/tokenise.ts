@@ -18,13 +18,15 @@ export interface UnitProgress {
   readonly replaced?: { file: string; count: number };
 }
 
+const PROGRESS_INTERVAL_MS = 100;
+
 interface UnitJob {
   readonly order: CorpusOrder;
   readonly opener: BlobOpener;
   readonly tokenizer: Tokenizer;
   readonly unit: number;
   readonly writer: TokenWriter;
-  /** Receives the progress while the part is being tokenised. */
+  /** Receives the progress while the part is being tokenised, now and then: a message costs both threads time. */
   readonly send: (progress: UnitProgress) => void;
 }
 
@@ -37,6 +39,7 @@ export async function tokeniseUnit(job: UnitJob): Promise<UnitProgress> {
   let bytes = 0;
   let replaced = 0;
   let isSkipped = false;
+  let told = performance.now();
   const counts = () => {
     const since = { documents: writer.documents - sent.documents, tokens: writer.tokens - sent.tokens, bytes };
     sent.documents = writer.documents;
@@ -62,6 +65,8 @@ export async function tokeniseUnit(job: UnitJob): Promise<UnitProgress> {
         if (!block.isPartial) writer.endDocument();
       }
       position = block.next;
+      if (performance.now() - told < PROGRESS_INTERVAL_MS) continue;
+      told = performance.now();
       send({ ...counts(), done: false });
     }
   } finally {

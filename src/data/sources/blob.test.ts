@@ -39,7 +39,7 @@ describe('local files', () => {
   });
 
   it('stay open without a reader, the last few of them', async () => {
-    const opener = new BlobOpener(SPEC, 2);
+    const opener = new BlobOpener(SPEC, { keptOpen: 2 });
     const files = ['a', 'b', 'c'].map(fileOf);
     for (const file of files) expect(await text(opener, file)).toBe(`text of ${file.name}`);
     for (const file of files) rmSync(file.location);

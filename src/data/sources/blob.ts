@@ -1,5 +1,6 @@
 /** A file that is read by position, local or remote. */
 
+import { readSync } from 'node:fs';
 import { type FileHandle, open } from 'node:fs/promises';
 import { ExitCode, TrefoilError, UsageError } from '../../errors.js';
 import { fetchRange, type HttpOptions } from '../../hub/http.js';
@@ -13,6 +14,13 @@ export interface Blob {
   /** Removes what was read from the cache: it does not parse. */
   forget?(): Promise<void>;
   close(): Promise<void>;
+}
+
+export interface BlobOptions {
+  /** Number of unused local files that stay open, until the thread ends. */
+  readonly keptOpen?: number;
+  /** Reads local files without leaving the thread, which is quicker where it has nothing else to do meanwhile. */
+  readonly sync?: boolean;
 }
 
 /** A footer of a thousand row groups takes some megabytes. */
@@ -29,15 +37,16 @@ export class BlobOpener {
   readonly #cache: RangeCache;
   /** Number of unused local files that stay open, because their parts are read in a mixed order. */
   readonly #keptOpen: number;
+  readonly #sync: boolean;
   /** Oldest use first. */
   readonly #files = new Map<string, OpenFile>();
   /** Oldest use first. */
   readonly #facts = new Map<string, unknown>();
 
-  /** With `keptOpen` above 0 files stay open until the thread ends. */
-  constructor(spec: Pick<CorpusSpec, 'http' | 'cache'>, keptOpen = 0) {
+  constructor(spec: Pick<CorpusSpec, 'http' | 'cache'>, { keptOpen = 0, sync = false }: BlobOptions = {}) {
     this.#http = spec.http;
     this.#keptOpen = keptOpen;
+    this.#sync = sync;
     this.#cache = new RangeCache(spec.cache?.folder ?? '', spec.cache?.limitBytes ?? 0);
   }
 
@@ -83,7 +92,7 @@ export class BlobOpener {
       const handle = await file.handle;
       return {
         size,
-        read: (start, end) => readExactly(handle, location, start, end),
+        read: (start, end) => readExactly(handle, location, start, end, this.#sync),
         close: () => this.#release(file),
       };
     } catch (error) {
@@ -110,10 +119,19 @@ async function openFile(location: string): Promise<FileHandle> {
   }
 }
 
-async function readExactly(handle: FileHandle, location: string, start: number, end: number): Promise<Uint8Array> {
+async function readExactly(
+  handle: FileHandle,
+  location: string,
+  start: number,
+  end: number,
+  sync: boolean,
+): Promise<Uint8Array> {
   const bytes = new Uint8Array(end - start);
   for (let done = 0; done < bytes.length; ) {
-    const { bytesRead } = await handle.read(bytes, done, bytes.length - done, start + done);
+    const left = bytes.length - done;
+    const bytesRead = sync
+      ? readSync(handle.fd, bytes, done, left, start + done)
+      : (await handle.read(bytes, done, left, start + done)).bytesRead;
     if (bytesRead === 0)
       throw new TrefoilError(`${location}: ends early; it was cut short while in use`, ExitCode.dataSource);
     done += bytesRead;

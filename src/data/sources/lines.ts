@@ -13,6 +13,8 @@ import type { DocumentBlock, PartReader, RawDocument, ReadRequest } from './read
 const BLOCK_BYTES = 4 << 20;
 const BLOCK_LINES = 4096;
 const READ_BYTES = 1 << 20;
+/** Where only the end of a line is looked for. */
+const SEARCH_BYTES = 1 << 16;
 const NEWLINE = 10;
 // Far above any real document and far below what a JavaScript string can hold: a file without line ends must fail early.
 const LONGEST_LINE = 1 << 28;
@@ -31,16 +33,19 @@ async function openPlain({ file, part, textField, opener }: ReadRequest): Promis
   const end = Math.floor(((part + 1) * file.size) / file.parts);
   const parse = createLineParser(textField);
 
-  async function* chunks(start: number): AsyncGenerator<Uint8Array> {
-    for (let from = start; from < file.size; from += READ_BYTES)
-      yield await blob.read(from, Math.min(from + READ_BYTES, file.size));
+  /** The file from `start` on: up to `border` in large chunks, behind it in small ones. */
+  async function* chunks(start: number, border: number): AsyncGenerator<Uint8Array> {
+    for (let from = start, to = start; from < file.size; from = to) {
+      to = from < border ? Math.min(from + READ_BYTES, border) : Math.min(from + SEARCH_BYTES, file.size);
+      yield await blob.read(from, to);
+    }
   }
 
   /** Start of the first line that begins at or after `offset`; the file's size if there is none. */
   const lineStart = async (offset: number): Promise<number> => {
     if (offset === 0) return 0;
     let from = offset - 1;
-    for await (const chunk of chunks(from)) {
+    for await (const chunk of chunks(from, from)) {
       const at = chunk.indexOf(NEWLINE);
       if (at >= 0) return from + at + 1;
       from += chunk.length;
@@ -52,7 +57,7 @@ async function openPlain({ file, part, textField, opener }: ReadRequest): Promis
   const lineNumber = async (offset: number): Promise<number> => {
     let number = 1;
     let left = offset;
-    for await (const chunk of chunks(0)) {
+    for await (const chunk of chunks(0, offset)) {
       for (const byte of chunk.subarray(0, left)) if (byte === NEWLINE) number++;
       left -= chunk.length;
       if (left <= 0) break;
@@ -66,15 +71,19 @@ async function openPlain({ file, part, textField, opener }: ReadRequest): Promis
       const start = position === 0 ? await lineStart(begin) : begin + position;
       const documents: RawDocument[] = [];
       let offset = start;
-      for await (const line of start < end ? splitLines(chunks(start), file.location) : []) {
-        const parsed = parse(line);
-        if ('fault' in parsed)
-          throw new UsageError(`${file.location}:${await lineNumber(offset)}: ${parsed.fault}`, {
-            cause: parsed.cause,
-          });
-        documents.push(parsed.text);
-        offset = Math.min(offset + line.length + 1, file.size);
-        if (offset >= end || offset - start >= BLOCK_BYTES || documents.length >= BLOCK_LINES) break;
+      const isFull = () => offset >= end || offset - start >= BLOCK_BYTES || documents.length >= BLOCK_LINES;
+      for await (const lines of start < end ? linesOfChunks(chunks(start, end), file.location) : []) {
+        for (const line of lines) {
+          const parsed = parse(line);
+          if ('fault' in parsed)
+            throw new UsageError(`${file.location}:${await lineNumber(offset)}: ${parsed.fault}`, {
+              cause: parsed.cause,
+            });
+          documents.push(parsed.text);
+          offset = Math.min(offset + line.length + 1, file.size);
+          if (isFull()) break;
+        }
+        if (isFull()) break;
       }
       return documents.length === 0 ? undefined : { documents, next: offset - begin };
     },
@@ -151,25 +160,32 @@ function createLineParser(textField: string): (line: Uint8Array) => ParsedLine {
   };
 }
 
-/** Lines without their end. Parts of a long line are joined once, so its cost is linear. */
+/** Lines without their end. */
 export async function* splitLines(chunks: AsyncIterable<Uint8Array>, path: string): AsyncGenerator<Uint8Array> {
+  for await (const lines of linesOfChunks(chunks, path)) yield* lines;
+}
+
+/** The lines that end in each chunk, and then the last one. Parts of a long line are joined once, so its cost is linear. */
+async function* linesOfChunks(chunks: AsyncIterable<Uint8Array>, path: string): AsyncGenerator<Iterable<Uint8Array>> {
   let parts: Uint8Array[] = [];
   let length = 0;
-  for await (const chunk of chunks) {
+  function* linesOf(chunk: Uint8Array): Generator<Uint8Array> {
     let start = 0;
     for (let end = chunk.indexOf(NEWLINE); end >= 0; end = chunk.indexOf(NEWLINE, start)) {
       const last = chunk.subarray(start, end);
-      yield parts.length === 0 ? last : Buffer.concat([...parts, last]);
+      const line = parts.length === 0 ? last : Buffer.concat([...parts, last]);
       parts = [];
       length = 0;
       start = end + 1;
+      yield line;
     }
-    if (start === chunk.length) continue;
+    if (start === chunk.length) return;
     parts.push(chunk.subarray(start));
     length += chunk.length - start;
     if (length > LONGEST_LINE) {
       throw new UsageError(`${path}: a line is longer than ${LONGEST_LINE >> 20} MiB; is this really JSON Lines?`);
     }
   }
-  if (length > 0) yield Buffer.concat(parts);
+  for await (const chunk of chunks) yield linesOf(chunk);
+  if (length > 0) yield [Buffer.concat(parts)];
 }

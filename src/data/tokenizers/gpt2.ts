@@ -21,9 +21,44 @@ const ASCII = /^[\0-\x7f]*$/;
 /** Longer words rarely repeat: they are not cached. */
 const CACHED_WORD_LENGTH = 40;
 
+/** Its tables are made when they are used: they take 40 ms, and the main thread of `data prepare` needs only the sizes. */
 export function createGpt2Tokenizer(): Tokenizer {
-  // Loaded here: an import would cost every command 20 ms, most of which have another tokenizer.
-  const { default: ranksById } = createRequire(import.meta.url)('gpt-tokenizer/bpeRanks/r50k_base') as Ranks;
+  const loadRanks = once(() => {
+    const { default: ranksById } = createRequire(import.meta.url)('gpt-tokenizer/bpeRanks/r50k_base') as Ranks;
+    return ranksById;
+  });
+  const encoder = once(() => createEncoder(loadRanks()));
+  const encodeInto = (text: string, tokens: TokenBuffer): void => encoder()(text, tokens);
+
+  const encode = (text: string): Int32Array => {
+    const tokens = new TokenBuffer((text.length >> 2) + 16);
+    encodeInto(text, tokens);
+    return tokens.ids.slice(0, tokens.length);
+  };
+
+  // Made when they are needed: most threads only encode.
+  const bytesById: Uint8Array[] = [];
+  const bytesOf = (id: number): Uint8Array => {
+    bytesById[id] ??= Buffer.from(
+      checkedId(id, VOCAB_SIZE, 'gpt2') === END_OF_TEXT ? '<|endoftext|>' : loadRanks()[id],
+    );
+    return bytesById[id];
+  };
+  return {
+    name: 'gpt2',
+    vocabSize: VOCAB_SIZE,
+    separator: END_OF_TEXT,
+    identity: 'gpt2',
+    encode,
+    encodeInto,
+    byteLength: (id) => (id === END_OF_TEXT ? 0 : bytesOf(id).length),
+    tokenBytes: (id) => (id === END_OF_TEXT ? null : bytesOf(id)),
+    decode: (ids) => decodeUtf8(Buffer.concat(Array.from(ids, bytesOf))),
+    createStreamDecoder: () => createByteStreamDecoder(bytesOf),
+  };
+}
+
+function createEncoder(ranksById: Ranks['default']): (text: string, tokens: TokenBuffer) => void {
   const ranks = new Map<string, number>();
   for (let id = 0; id < END_OF_TEXT; id++) {
     const value = ranksById[id];
@@ -42,7 +77,7 @@ export function createGpt2Tokenizer(): Tokenizer {
   const cache = new WordCache();
   const buffer = new UnitBuffer();
 
-  const encodeInto = (text: string, tokens: TokenBuffer): void => {
+  return (text, tokens) => {
     const { length } = text;
     const units = buffer.of(text);
     // Most text has one token per four UTF-16 units, so room for that is reserved first, and more when it is used up.
@@ -66,29 +101,12 @@ export function createGpt2Tokenizer(): Tokenizer {
     }
     tokens.length = count;
   };
+}
 
-  const encode = (text: string): Int32Array => {
-    const tokens = new TokenBuffer((text.length >> 2) + 16);
-    encodeInto(text, tokens);
-    return tokens.ids.slice(0, tokens.length);
-  };
-
-  // Made when they are needed: most threads only encode.
-  const bytesById: Uint8Array[] = [];
-  const bytesOf = (id: number): Uint8Array => {
-    bytesById[id] ??= Buffer.from(checkedId(id, VOCAB_SIZE, 'gpt2') === END_OF_TEXT ? '<|endoftext|>' : ranksById[id]);
-    return bytesById[id];
-  };
-  return {
-    name: 'gpt2',
-    vocabSize: VOCAB_SIZE,
-    separator: END_OF_TEXT,
-    identity: 'gpt2',
-    encode,
-    encodeInto,
-    byteLength: (id) => (id === END_OF_TEXT ? 0 : bytesOf(id).length),
-    tokenBytes: (id) => (id === END_OF_TEXT ? null : bytesOf(id)),
-    decode: (ids) => decodeUtf8(Buffer.concat(Array.from(ids, bytesOf))),
-    createStreamDecoder: () => createByteStreamDecoder(bytesOf),
+function once<Value>(make: () => Value): () => Value {
+  let value: Value | undefined;
+  return () => {
+    value ??= make();
+    return value;
   };
 }

@@ -22,7 +22,7 @@ export type FromCountWorker =
 async function main(task: CountTask): Promise<void> {
   const { spec } = task;
   const order = new CorpusOrder(spec);
-  const opener = new BlobOpener(spec);
+  const opener = new BlobOpener(spec, { keptOpen: 1, sync: true });
   const words = new WordCounter();
   const post = (message: FromCountWorker, transfer: ArrayBuffer[] = []) => parentPort!.postMessage(message, transfer);
   for (let unit = takeUnit(task); unit !== undefined; unit = takeUnit(task)) {
