@@ -8,7 +8,6 @@
  */
 import { createHash } from 'node:crypto';
 import { join } from 'node:path';
-import { z } from 'zod';
 import { changeLine, checkResume } from '../config/diff.js';
 import { withPresentNamesIn } from '../config/legacy/keys.js';
 import { type Config, configShape } from '../config/schema.js';
@@ -38,6 +37,7 @@ import { loadWeights, modelTensors, namedTensors, type TensorToWrite } from '../
 import type { Optimizer, Trainable } from '../tensor/optimizer.js';
 import type { Parameter } from '../tensor/parameter.js';
 import type { Tensor } from '../tensor/tensor.js';
+import * as z from '../zod.js';
 import { ParameterPart } from './data-parallel.js';
 import type { GradientExchange } from './gradient-exchange.js';
 import type { World } from './ranks/world.js';

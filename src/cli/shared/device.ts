@@ -26,9 +26,8 @@ export interface DeviceOptions {
 let hasWarned = false;
 
 /** Once per process: that native kernels cannot be had. */
-function warnOfFallback(): void {
-  const { warning } = chooseKernels(process.env);
-  if (warning !== null && !hasWarned) process.stderr.write(`trefoil: ${warning}\n`);
+function warn(line: string): void {
+  if (!hasWarned) process.stderr.write(`trefoil: ${line}\n`);
   hasWarned = true;
 }
 
@@ -41,11 +40,11 @@ export function openDevice({ device, threads, gpu, deterministic = false }: Devi
   const absence = device === 'cpu' ? null : cudaAbsence();
   if (device === 'cuda' && absence !== null) throw new UsageError(`--device cuda: ${absence} (or use --device cpu)`);
   const isGpu = device !== 'cpu' && absence === null;
-  if (!isGpu) warnOfFallback();
   return open(device, {
     ...(threads === undefined ? {} : { threads }),
     ...(isGpu && gpu ? { index: gpu(gpuCount()) } : {}),
     progress,
+    warn,
     deterministic,
   });
 }
