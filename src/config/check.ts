@@ -2,8 +2,9 @@
  * Checks a plain object against the schema of a config: one line per problem, `path: value is not allowed; allowed values`.
  * Looks at no file, so it runs in a browser too; parse.ts first translates earlier names and finds the source of a path.
  */
-import type { z } from 'zod';
+
 import { UsageError } from '../errors.js';
+import type * as z from '../zod.js';
 import { configSections, findKey, keysOf } from './keys.js';
 import { oldValues } from './legacy/keys.js';
 import { itemProblem } from './mixture.js';

@@ -1,5 +1,5 @@
 /** The schema as a flat table of keys such as `train.lr`, for messages, environment, flags and the printed config. */
-import * as z from 'zod';
+import * as z from '../zod.js';
 import { MIXTURE_ALLOWED } from './mixture.js';
 import { configShape } from './schema.js';
 

@@ -1,5 +1,5 @@
 /** `data.sources`: several sources of training data, mixed by weight. Its schema, the rules between its items, its changes. */
-import * as z from 'zod';
+import * as z from '../zod.js';
 import { isOneOf, MIXED_SOURCES, PATH_SOURCES, readsPath } from './data-sources.js';
 import type { ConfigProblem } from './rules.js';
 import { hint } from './suggest.js';

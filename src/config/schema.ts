@@ -4,7 +4,7 @@
  *
  * Each section is a plain object before it is a zod schema: only so do the declarations of the package keep the comments.
  */
-import * as z from 'zod';
+import * as z from '../zod.js';
 import { DATA_SOURCES } from './data-sources.js';
 import { type MixedSourceInput, mixtureSchema } from './mixture.js';
 import { relationProblems } from './rules.js';

@@ -5,9 +5,9 @@
 
 import { closeSync, fsyncSync, openSync, renameSync } from 'node:fs';
 import { join } from 'node:path';
-import { z } from 'zod';
 import { UsageError } from '../errors.js';
 import { ensureFolder, readText, writeFileAtomic, writeFully } from '../files.js';
+import * as z from '../zod.js';
 import { firstEpoch, LaneDocuments, START } from './sources/documents.js';
 import { CorpusOrder, corpusIdentity } from './sources/order.js';
 import { documentText } from './sources/reader.js';

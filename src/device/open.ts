@@ -18,6 +18,8 @@ export interface OpenDeviceOptions {
   readonly deterministic?: boolean;
   /** Told about each kernel that is compiled, which the first run on a machine does. */
   readonly progress?: CompileProgress;
+  /** CPU: told why kernels run in WebAssembly, if native ones cannot be had. */
+  readonly warn?: (line: string) => void;
 }
 
 /**
@@ -29,13 +31,15 @@ export function openDevice(kind?: DeviceKind | 'auto', options?: OpenDeviceOptio
 export function openDevice(kind: DeviceKind | 'auto' = 'auto', options: OpenDeviceOptions = {}): Device {
   if (kind !== 'auto' && kind !== 'cpu' && kind !== 'cuda')
     throw new UsageError(`openDevice: unknown device ${String(kind)}; use 'auto', 'cpu' or 'cuda'`);
-  const { threads, index = 0, deterministic = false, progress } = options;
+  const { threads, index = 0, deterministic = false, progress, warn } = options;
   const absence = kind === 'cpu' ? 'not requested' : cudaAbsence();
   const report = progress ? { progress } : {};
   if (absence === null) return new CudaDevice({ index, compiler: report, deterministic });
   if (kind === 'cuda') throw new UsageError(`openDevice('cuda'): ${absence}; use 'auto' to fall back to the CPU`);
   const given = threads === undefined ? {} : { threads };
-  const { kind: source, compiler } = chooseKernels(process.env, { ...defaultCompilerOptions(process.env), ...report });
+  const choice = chooseKernels(process.env, { ...defaultCompilerOptions(process.env), ...report });
+  const { kind: source, compiler, warning } = choice;
+  if (warning !== null) warn?.(warning);
   if (source === 'wasm') return openWasmDevice(given);
   return new CpuDevice({ compiler, ...given });
 }

@@ -3,7 +3,6 @@
  * trained with `train.lora`; read to be added to the weights of a model, W + scale * B A.
  */
 import { join } from 'node:path';
-import { z } from 'zod';
 import type { Device } from '../device/device.js';
 import { UsageError } from '../errors.js';
 import { ensureFolder, fileError, statOrUndefined, writeFileAtomic } from '../files.js';
@@ -18,6 +17,7 @@ import { type SafeTensor, toFloat32 } from '../run/safetensors-format.js';
 import { namedTensors, type TensorSource } from '../run/tensor-source.js';
 import { bytesOf as rawBytes, Tensor } from '../tensor/tensor.js';
 import { withTimeLimit } from '../time-limit.js';
+import * as z from '../zod.js';
 
 export const ADAPTER_FILES = { config: 'adapter_config.json', weights: 'adapter_model.safetensors' } as const;
 

@@ -2,11 +2,12 @@
  * config.json of a Hugging Face model as the `model` section of a config. Only what this program computes is accepted:
  * an architecture or a feature that is missing here is refused by name, because ignoring it would give wrong results.
  */
-import { z } from 'zod';
+
 import type { ConfigInput } from '../config/schema.js';
 import { UsageError } from '../errors.js';
 import type { ModelOrigin } from '../model/saved-model.js';
 import { yarnAttentionFactor } from '../ops/rope/frequencies.js';
+import * as z from '../zod.js';
 import { FLA, fromFla, isNsa, LLAMA_NSA, nsaKeys, unsupportedInFla } from './nsa-config.js';
 
 /** Differences between the architectures, and the values that transformers assumes for missing keys. */

@@ -3,7 +3,6 @@
  * a weight is read: that each tensor exists once, has the shape that config.json implies, and that none is left over.
  */
 import { basename, join } from 'node:path';
-import { z } from 'zod';
 import { parseConfig } from '../config/parse.js';
 import type { Config } from '../config/schema.js';
 import { UsageError } from '../errors.js';
@@ -15,6 +14,7 @@ import type { RowsInFile } from '../ops/linear/packed.js';
 import { openSafetensors, type SafetensorsFile } from '../run/safetensors.js';
 import { dtypeBytes, type SafeDtype, type SafeTensor } from '../run/safetensors-format.js';
 import type { TensorSource } from '../run/tensor-source.js';
+import * as z from '../zod.js';
 import { isHfConfig, parseHfConfig } from './hf-config.js';
 import { type HfParameter, hfParameters, isIgnored } from './hf-names.js';
 

@@ -1,5 +1,5 @@
 /** The commit of a revision of a repository, and its files. `api` is its address, such as https://host/api/models/owner/name. */
-import { z } from 'zod';
+import * as z from '../zod.js';
 import { describeUrl, fetchSmall, type HttpOptions, SourceGaveUp } from './http.js';
 
 /** The largest datasets have a hundred thousand files, in pages of a thousand. */

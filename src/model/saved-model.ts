@@ -1,9 +1,10 @@
 /** The content of config.json beside model.safetensors: all that is needed to build the model and to read its tokens. */
-import * as z from 'zod';
+
 import { parseAsGiven } from '../config/check.js';
 import { withPresentNamesIn } from '../config/legacy/keys.js';
 import type { Config } from '../config/schema.js';
 import { UsageError } from '../errors.js';
+import * as z from '../zod.js';
 
 const FORMAT = 'trefoil';
 /** Raise it with every change that older code would misread. */

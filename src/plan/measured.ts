@@ -7,11 +7,11 @@
  * are computed, as a factor that is interpolated over the parameters per layer.
  */
 import { readFileSync } from 'node:fs';
-import { z } from 'zod';
 import type { Config } from '../config/schema.js';
 import type { DeviceKind } from '../device/device.js';
 import { UsageError } from '../errors.js';
 import type { StepPrecision } from '../model/shape.js';
+import * as z from '../zod.js';
 import { launchesOf, launchesOfPass } from './launches.js';
 
 const rowSchema = z.object({

@@ -1,7 +1,8 @@
 /** Fields of the bodies of requests: types, bounds, defaults, and parameters of the API that are not supported. */
-import { z } from 'zod';
+
 import { HttpError } from '../http/error.js';
 import { MAX_BIAS, MAX_PENALTY, MAX_SHIFT, MIN_PENALTY } from '../infer/engine/sampler.js';
+import * as z from '../zod.js';
 
 const MAX_LOGPROBS = 20;
 const MAX_TOOLS = 1024;

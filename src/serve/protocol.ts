@@ -1,6 +1,5 @@
 /** Bodies of requests: checked, with the defaults of the OpenAI API, turned into requests to the engine. */
 import { randomInt } from 'node:crypto';
-import type { z } from 'zod';
 import { type AnswerForm, HERMES, opensReasoning } from '../data/answer-form.js';
 import { applyChatTemplate, type ChatMessage } from '../data/chat.js';
 import { prepareChat, type ToolDescription } from '../data/chat-tools.js';
@@ -14,6 +13,7 @@ import type { SamplingOptions } from '../infer/engine/sampler.js';
 import { encodePrompt, longestText, refusalOf } from '../infer/prompt.js';
 import type { JsonSchema } from '../infer/structured/schema.js';
 import { type ResponseFormat, StructuredOutput } from '../infer/structured/structured-output.js';
+import type * as z from '../zod.js';
 import {
   chat,
   check,

@@ -8,7 +8,6 @@
  */
 import { createHash } from 'node:crypto';
 import { dirname, join } from 'node:path';
-import { z } from 'zod';
 import { changeLine, checkResume } from '../config/diff.js';
 import { withPresentNamesIn } from '../config/legacy/keys.js';
 import { type Config, configShape } from '../config/schema.js';
@@ -40,6 +39,7 @@ import type { Optimizer, Trainable } from '../tensor/optimizer.js';
 import type { Parameter } from '../tensor/parameter.js';
 import type { Tensor } from '../tensor/tensor.js';
 import { shellQuote } from '../text.js';
+import * as z from '../zod.js';
 import { ParameterPart } from './data-parallel.js';
 import type { GradientExchange } from './gradient-exchange.js';
 import type { World } from './ranks/world.js';

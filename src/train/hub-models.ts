@@ -3,7 +3,6 @@ import { describeProgress } from '../byte-progress.js';
 import type { Config } from '../config/schema.js';
 import { UsageError } from '../errors.js';
 import { isHubName, isPinOf } from '../hub/name.js';
-import { pullModel } from '../hub/pull.js';
 import type { World } from './ranks/world.js';
 import type { RankLogger } from './report.js';
 
@@ -40,6 +39,7 @@ export async function pinHubModels(
 }
 
 async function pullOn(key: string, name: string, world: World, log: RankLogger): Promise<string> {
+  const { pullModel } = await import('../hub/pull.js'); // most runs download nothing
   const started = performance.now();
   // The first rank has asked the hub. If the others asked again, they could get a newer commit.
   const environment = world.isFirstOfHost ? process.env : { ...process.env, HF_HUB_OFFLINE: '1' };

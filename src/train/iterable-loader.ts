@@ -1,8 +1,9 @@
 /** Batches of a program, from any iterable, as a loader for `Trainer`. */
-import { z } from 'zod';
+
 import { type Batch, IGNORED_TARGET } from '../data/batch.js';
 import type { Loader } from '../data/loader.js';
 import { TrefoilError, UsageError } from '../errors.js';
+import * as z from '../zod.js';
 
 /** Token windows and their targets; what is optional is derived. */
 export type TokenBatch = Pick<Batch, 'inputs' | 'targets' | 'cuSeqlens'> & Partial<Batch>;

@@ -1,6 +1,6 @@
 /** Opens the devices that a command requests. */
 import type { Config } from '../../config/schema.js';
-import { defaultCompilerOptions } from '../../device/cpu/compile.js';
+import { defaultCompilerOptions, KernelCompiler } from '../../device/cpu/compile.js';
 import { cudaAbsence, gpuCount } from '../../device/cuda/cuda.js';
 import type { Device, DeviceKind } from '../../device/device.js';
 import { chooseKernels } from '../../device/kernel-choice.js';
@@ -26,9 +26,8 @@ export interface DeviceOptions {
 let hasWarned = false;
 
 /** Once per process: that native kernels cannot be had. */
-function warnOfFallback(): void {
-  const { warning } = chooseKernels(process.env);
-  if (warning !== null && !hasWarned) process.stderr.write(`trefoil: ${warning}\n`);
+function warn(line: string): void {
+  if (!hasWarned) process.stderr.write(`trefoil: ${line}\n`);
   hasWarned = true;
 }
 
@@ -41,11 +40,11 @@ export function openDevice({ device, threads, gpu, deterministic = false }: Devi
   const absence = device === 'cpu' ? null : cudaAbsence();
   if (device === 'cuda' && absence !== null) throw new UsageError(`--device cuda: ${absence} (or use --device cpu)`);
   const isGpu = device !== 'cpu' && absence === null;
-  if (!isGpu) warnOfFallback();
   return open(device, {
     ...(threads === undefined ? {} : { threads }),
     ...(isGpu && gpu ? { index: gpu(gpuCount()) } : {}),
     progress,
+    warn,
     deterministic,
   });
 }
@@ -69,8 +68,10 @@ export function needsKernel({ model, train }: Pick<Config, 'model' | 'train'>, k
 export async function compileColdKernels(config: Config, env: Io['env']): Promise<void> {
   const { device } = config.runtime;
   if (device === 'cuda' || (device === 'auto' && cudaAbsence() === null)) return;
-  const { kind, compiler } = chooseKernels(env, { ...defaultCompilerOptions(env), progress });
-  if (kind === 'native' && compiler.isCold) await compiler.compileAll((kernel) => needsKernel(config, kernel));
+  const options = { ...defaultCompilerOptions(env), progress };
+  if (!new KernelCompiler(options).isCold) return; // before a compiler is looked for, which takes time
+  const { kind, compiler } = chooseKernels(env, options);
+  if (kind === 'native') await compiler.compileAll((kernel) => needsKernel(config, kernel));
 }
 
 /** Explains the choice of `auto`. */

@@ -2,7 +2,7 @@
 import type { Command } from 'commander';
 import type { Layer } from '../../config/layer.js';
 import { isHubName } from '../../hub/name.js';
-import { type PulledModel, pullModel } from '../../hub/pull.js';
+import type { PulledModel } from '../../hub/pull.js';
 import { plural } from '../../text.js';
 import { endLine } from './blocking.js';
 import { byteProgress } from './byte-progress.js';
@@ -39,6 +39,7 @@ async function inTurn<Value, Result>(values: readonly Value[], act: (value: Valu
 
 /** `pullModel` with a line of progress, and one that names the commit. Ctrl-C ends it and keeps what has arrived. */
 export async function pullShown(name: string, io: Io, timeout?: number): Promise<PulledModel> {
+  const { pullModel } = await import('../../hub/pull.js'); // most commands download nothing
   const progress = byteProgress(io);
   const stopped = () => {
     process.stderr.write(endLine('interrupted; what has arrived is kept, and the same command continues'));

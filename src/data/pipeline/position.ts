@@ -1,7 +1,7 @@
 /** The position of a run in its data, as a checkpoint stores it. */
 
-import * as z from 'zod';
 import { TrefoilError, UsageError } from '../../errors.js';
+import * as z from '../../zod.js';
 
 const Count = z.number().int().min(0);
 

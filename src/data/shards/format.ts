@@ -12,9 +12,9 @@
 
 import { createHash } from 'node:crypto';
 import { join } from 'node:path';
-import { z } from 'zod';
 import { UsageError } from '../../errors.js';
 import { readRegularFile } from '../../files.js';
+import * as z from '../../zod.js';
 
 export const INDEX_NAME = 'index.json';
 const FORMAT = 'trefoil-tokens';

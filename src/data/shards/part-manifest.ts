@@ -3,8 +3,8 @@
 import { createHash } from 'node:crypto';
 import { closeSync, existsSync, fsyncSync, openSync } from 'node:fs';
 import { join } from 'node:path';
-import { z } from 'zod';
 import { writeFully } from '../../files.js';
+import * as z from '../../zod.js';
 import { Count, DamagedShards, INDEX_NAME, readJsonFile, SHARD_CONTENT, ShardEntries } from './format.js';
 import type { PartNumber } from './groups.js';
 

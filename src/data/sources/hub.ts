@@ -2,12 +2,12 @@
 
 import { createHash } from 'node:crypto';
 import { parse as parseYaml } from 'yaml';
-import { z } from 'zod';
 import { yamlRefusal } from '../../config/yaml-shape.js';
 import { UsageError } from '../../errors.js';
 import type { HubAccess } from '../../hub/access.js';
 import { describeUrl, fetchSize, fetchSmall, type HttpOptions, SourceGaveUp, withDeadline } from '../../hub/http.js';
 import { fetchCommit, listTree, parseAnswer } from '../../hub/listing.js';
+import * as z from '../../zod.js';
 
 /** A card of the hub has some thousand bytes of YAML. */
 const MAX_CARD = 2 ** 18;

@@ -25,11 +25,15 @@ export function createStoryTokenizer(): Tokenizer {
   const bytes = [...Array.from({ length: BYTES }, (_, byte) => Uint8Array.of(byte)), ...words.map(utf8)];
   const vocabSize = bytes.length;
   const bytesOf = (id: number): Uint8Array => bytes[checkedId(id, vocabSize, 'stories')];
+  let identity: string | undefined;
   return {
     name: 'stories',
     vocabSize,
     separator: SEPARATOR,
-    identity: `stories:${sha256(words.join('\n'))}`,
+    get identity() {
+      identity ??= `stories:${sha256(words.join('\n'))}`; // only caches and shards need it
+      return identity;
+    },
     encode: (text) => {
       const tokens: number[] = [];
       for (const word of piecesOf(text)) {

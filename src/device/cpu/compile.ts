@@ -135,6 +135,8 @@ export class KernelCompiler {
   readonly #options: CompilerOptions;
   readonly #flags: readonly string[];
   readonly #cache: KernelCache;
+  /** The name of the processor in keys. */
+  readonly #processor: string;
   /** Null until it is needed; an error if there is none. */
   #compiler: Compiler | UsageError | null = null;
   #compiled = 0;
@@ -145,6 +147,7 @@ export class KernelCompiler {
     this.#options = options;
     this.#flags = [...compilerFlags(options.target), ...(options.flags ?? [])];
     this.#cache = new KernelCache(options.cache, 'so');
+    this.#processor = options.target === undefined ? processorIdentity() : process.arch;
   }
 
   /** Throws if there is none. */
@@ -252,8 +255,7 @@ export class KernelCompiler {
   }
 
   #key(source: string): string {
-    const processor = this.#options.target === undefined ? processorIdentity() : process.arch;
-    return kernelKey([sourceWithHeaders(source, CPU_FOLDER), this.#flags.join(' '), processor]);
+    return kernelKey([sourceWithHeaders(source, CPU_FOLDER), this.#flags.join(' '), this.#processor]);
   }
 
   #build(source: string, path: string): void {

@@ -1,6 +1,7 @@
 /** Reads the cases of `eval long` with a server that speaks the OpenAI API: `/v1/completions` with `echo` and `logprobs`. */
-import { z } from 'zod';
+
 import { UsageError } from '../../errors.js';
+import * as z from '../../zod.js';
 import type { Reader, Scores } from './evaluate.js';
 import { ANSWER_TOKENS } from './model-reader.js';
 

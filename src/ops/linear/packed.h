@@ -332,6 +332,7 @@ inline void stream_slab(int64_t rows, const Activations<T>& a, int64_t row, cons
     for (; rows >= kRows; rows -= kRows, row += kRows, c += kRows * ldc) stream_rows<T, kRows, into>(a, row, w, p, k0, depth, c, ldc);
   };
   step(std::integral_constant<int, kTileRows>{});
+  if constexpr (kTileRows > 5) step(std::integral_constant<int, 5>{});
   step(std::integral_constant<int, 4>{});
   step(std::integral_constant<int, 3>{});
   step(std::integral_constant<int, 2>{});

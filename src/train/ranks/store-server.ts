@@ -1,7 +1,7 @@
 /** Rank 0's end of the store: the members of the run, and the values they exchange. */
 import type { Socket } from 'node:net';
-import { z } from 'zod';
 import { TrefoilError } from '../../errors.js';
+import * as z from '../../zod.js';
 import { type Line, type Listener, listen, type Peer, sendLine } from './channel.js';
 
 /** One rank of a world. */

@@ -1,6 +1,7 @@
 /** Conversations as training documents: tokens, and which of them the model would write itself. */
-import { z } from 'zod';
+
 import { UsageError } from '../../../errors.js';
+import * as z from '../../../zod.js';
 import { applyChatTemplate, type ChatMessage } from '../../chat.js';
 import type { Tokenizer } from '../../tokenizer.js';
 

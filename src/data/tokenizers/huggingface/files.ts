@@ -1,10 +1,10 @@
 /** Reads the files that describe a tokenizer in a Hugging Face folder. */
 import { existsSync } from 'node:fs';
 import { dirname, join } from 'node:path';
-import { z } from 'zod';
 import { UsageError } from '../../../errors.js';
 import { readText } from '../../../files.js';
 import { isShallow } from '../../../json-values.js';
+import * as z from '../../../zod.js';
 import { Step } from './step.js';
 
 /** Files beside tokenizer.json that belong to the tokenizer, and are copied with it. */

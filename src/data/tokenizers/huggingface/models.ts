@@ -1,5 +1,5 @@
 /** Models: the token ids of one word. BPE is our own; Unigram and WordPiece are the library's. */
-import { z } from 'zod';
+import * as z from '../../../zod.js';
 import { mergePairs, type PairMerges } from '../merge.js';
 import { issueText } from './files.js';
 import { type LibraryModel, Unigram, WordPiece } from './library.js';

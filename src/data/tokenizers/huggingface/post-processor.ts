@@ -1,5 +1,5 @@
 /** Post-processors: the special tokens that a tokenizer puts around a text. */
-import { z } from 'zod';
+import * as z from '../../../zod.js';
 import { type Step, stepsOf } from './step.js';
 
 /** Token ids before and after a text. */

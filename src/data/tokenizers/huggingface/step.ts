@@ -1,6 +1,7 @@
 /** The common part of the components of a tokenizer.json: their description in the file, and patterns. */
-import { z } from 'zod';
+
 import { UsageError } from '../../../errors.js';
+import * as z from '../../../zod.js';
 import { SplitPreTokenizer } from './library.js';
 
 /** A normalizer, pre-tokenizer, post-processor or decoder as the file describes it. */

@@ -1,4 +1,5 @@
 // The gate over three branches, and the sums behind its statistics. Rows are (token, head), three values each.
+#include <algorithm>
 #include <limits>
 
 #include "runtime.h"
@@ -65,13 +66,11 @@ struct Sums {
   }
 };
 
-inline void add_row(Sums& sums, const float* gates) {
-  const double total = static_cast<double>(gates[0]) + gates[1] + gates[2];
-  double share[3], entropy = 0;
-  for (int b = 0; b < 3; ++b) {
-    share[b] = total == 0 ? 1.0 / 3 : gates[b] / total;
-    if (share[b] != 0) entropy -= share[b] * natural_log(static_cast<float>(share[b]));
-  }
+// The shares of a row's gates, and share log share.
+inline void add_row(Sums& sums, const double* share, const double* term) {
+  double entropy = 0;
+  for (int b = 0; b < 3; ++b)
+    if (share[b] != 0) entropy -= term[b];
   double most = share[0];
   for (int b = 1; b < 3; ++b)
     if (share[b] > most) most = share[b];  // one NaN makes all three NaN
@@ -82,6 +81,21 @@ inline void add_row(Sums& sums, const float* gates) {
   sums.greatest(most);
   sums.value[5] += entropy < 0.1 && most > 0.95;
   for (int b = 0; b < 3; ++b) sums.value[6 + b] += share[b];
+}
+
+// Shares and logarithms of several rows first, in loops that become vectors.
+inline void add_rows(Sums& sums, const float* gates, int64_t rows) {
+  constexpr int64_t kSome = 32;
+  double share[3 * kSome], term[3 * kSome];
+  for (int64_t r0 = 0; r0 < rows; r0 += kSome, gates += 3 * kSome) {
+    const int64_t count = std::min(kSome, rows - r0);
+    for (int64_t r = 0; r < 3 * count; r += 3) {
+      const double total = static_cast<double>(gates[r]) + gates[r + 1] + gates[r + 2];
+      for (int64_t i = r; i < r + 3; ++i) share[i] = total == 0 ? 1.0 / 3 : gates[i] / total;
+    }
+    for (int64_t i = 0; i < 3 * count; ++i) term[i] = share[i] * natural_log(static_cast<float>(share[i]));
+    for (int64_t r = 0; r < 3 * count; r += 3) add_row(sums, share + r, term + r);
+  }
 }
 }  // namespace
 
@@ -175,7 +189,7 @@ void gate_constant(float* gates, int64_t rows, float cmp, float sel, float win) 
 void gate_sums(const float* gates, double* partial, double* sums, int64_t rows) {
   parallel_chunks(rows, kPartialRows, [&](int64_t begin, int64_t end) {
     Sums own;
-    for (int64_t r = begin; r < end; ++r) add_row(own, gates + 3 * r);
+    add_rows(own, gates + 3 * begin, end - begin);
     std::memcpy(partial + begin / kPartialRows * kSums, own.value, sizeof(own.value));
   });
   Sums all;

@@ -1,0 +1,25 @@
+/** What is used of zod. scripts/build.mjs makes one file of it: the package would load 75, most of them languages. */
+
+export type { core, infer, input, output, ZodNumber, ZodObject, ZodType } from 'zod';
+export {
+  array,
+  boolean,
+  custom,
+  discriminatedUnion,
+  enum,
+  int,
+  literal,
+  looseObject,
+  NEVER,
+  number,
+  object,
+  preprocess,
+  record,
+  strictObject,
+  string,
+  toJSONSchema,
+  tuple,
+  union,
+  unknown,
+  ZodError,
+} from 'zod';
