@@ -317,7 +317,7 @@ async function ask(path, { method = 'GET', body, leavesAfter = 0 } = {}) {
 }
 
 const memory = () => Number(/^VmRSS:\s+(\d+)/m.exec(readFileSync(`/proc/${pid}/status`, 'utf8'))[1]) / 1024;
-/** What the server's HTTP thread has computed, and waited for a core [ms]; null where the system does not tell. */
+/** Time that the server's HTTP thread has computed, and waited for a core [ms]; null where the system does not tell. */
 function threadMs() {
   try {
     const [computed, waited] = readFileSync(`/proc/${pid}/task/${pid}/schedstat`, 'utf8').split(' ');

@@ -4,8 +4,8 @@
 //   node bench/prepare.mjs [--megabytes 100] [--workers 1,2,4] [--rounds 2] [--json]
 //
 // Documents of 8 kB (bench/corpus.mjs) as JSON Lines, the tokenizer gpt2. The tokenizer alone encodes the first 200 MB of
-// them from memory, after one pass that fills its cache of words. Two ratios to its speed: of the speed on the clock to that of
-// so many tokenizers (of as many as there are cores, at most), which needs idle cores, and of the processor time.
+// them from memory, after one pass that fills its cache of words. Two ratios: speed on the clock to
+// that of one tokenizer for each worker (at most one for each core), which needs idle cores, and processor time.
 import { closeSync, mkdtempSync, openSync, rmSync, statSync, writeFileSync, writeSync } from 'node:fs';
 import { availableParallelism, loadavg, tmpdir } from 'node:os';
 import { join } from 'node:path';

@@ -1,10 +1,10 @@
 // Kernels in WebAssembly beside native ones: CPU time of one thread, both in one process and in turns.
 //
-//   node bench/wasm.mjs [--rounds 7] [--steps 20] [--threads 2]
+//   node bench/wasm.mjs [--rounds 7] [--steps 20] [--threads N]
 //
 // Prints the ratio of native time to the time in WebAssembly (1 is as fast) of GEMM, dense attention, sparse attention forward
 // and backward, AdamW and steps of the quickstart. TREFOIL_MARCH=x86-64-v3 compares with AVX2. Needs `npm run build`.
-// With --threads: time on the clock of one thread over that of so many, for either; needs idle processors.
+// With --threads: time on the clock of one thread over that of N threads, for both; needs idle processors.
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';

@@ -1,4 +1,4 @@
-/** What is used of zod. scripts/build.mjs makes one file of it: the package would load 75, most of them languages. */
+/** The part of zod that is used. scripts/build.mjs bundles it: the package would load 75 files, most of them languages. */
 
 export type { core, infer, input, output, ZodNumber, ZodObject, ZodType } from 'zod';
 export {

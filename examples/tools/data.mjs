@@ -26,7 +26,7 @@ writeFileSync(join(tokenizer, 'tokenizer_config.json'), JSON.stringify({ eos_tok
 copyFileSync(beside('chat_template.jinja'), join(tokenizer, 'chat_template.jinja'));
 console.log(`${values.out}: ${chats.length} chats`);
 
-/** What the tokenizer should have as whole tokens: the texts that the template makes of chats. */
+/** Texts that the template makes of chats: the tokenizer should have their words as whole tokens. */
 function textsOf(chats) {
   const described = tools.map(
     ({ function: { name, description, parameters } }) =>

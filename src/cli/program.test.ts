@@ -70,7 +70,7 @@ describe('the command line', () => {
 
   it('shows the defaults that apply to start', async () => {
     const { stdout } = await runCli(['start', '--help']);
-    expect(stdout).toMatch(/--steps <n> +optimizer steps \(default: 2000\)/);
+    expect(stdout).toMatch(/--steps <n> +optimizer steps \(default: 1000\)/);
     expect(stdout).toMatch(/--lr <rate> +peak learning rate \(default: 0.003\)/);
     expect(stdout).toMatch(/\(default:\s+artifacts\/quickstart\)/);
   });

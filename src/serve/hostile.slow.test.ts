@@ -21,9 +21,9 @@ const MIB = 2 ** 20;
 /** Longest answer of `/health` [ms]. On an idle machine it is under 100; here other tests may run, several for each core. */
 const MAX_HEALTH_MS =
   Number(process.env['TREFOIL_HEALTH_MS']) || 1000 * Math.min(5, Math.max(1, loadavg()[0] / availableParallelism()));
-/** What the HTTP thread may compute in the time of a check, however busy the machine is [ms]. */
+/** Longest time that the HTTP thread may compute during a check, however busy the machine is [ms]. */
 const MAX_OWN_MS = 100;
-/** Of each test, for a person who measures. */
+/** Answer times of each test, for a person who measures. */
 const healthMs: Record<string, object> = {};
 const isLong = process.env['TREFOIL_LONG'] === '1';
 

@@ -109,7 +109,7 @@ describe('preparing a corpus', () => {
     writeFileSync(part, damaged);
     await expect(prepare()).rejects.toThrow(/part-000000: damaged .*remove it and start again/);
     expect(existsSync(path)).toBe(false);
-    // What a power failure may leave: the part is not forced to disk.
+    // A power failure may leave a part that is too short: parts are not forced to disk.
     writeFileSync(part, bytes.subarray(0, 50));
     await prepare(await open());
     expect(textOf(path)).toBe(expected);

@@ -17,7 +17,7 @@ interface AllowedTokens {
   readonly more: Int32Array;
 }
 
-/** What the masks of one grammar found out, for them and for later ones. */
+/** States and allowed tokens that the masks of one grammar found, shared with later masks. */
 class MaskCache {
   readonly states = new States();
   readonly #allowed = new Map<Configuration, AllowedTokens>();

@@ -45,7 +45,7 @@ export interface State {
   fewestTokens: number;
 }
 
-/** Of one text, and of those that are kept for further texts, with their configurations. */
+/** Limit of the states of one text, and of those that are kept for further texts. */
 const MAX_STATES = 4096;
 const MAX_KEPT = 2 ** 14;
 /** Ways to read a text that are followed: of more, those that can end soonest. The text is a document in any case. */

@@ -28,7 +28,7 @@ interface CompiledFormat {
   /** Where the text may be free, the form that it is read in, with a character for each byte. */
   readonly form: AnswerForm;
   readonly inner: MaskOptions['grammarInner'];
-  /** Of its grammars. Kept for the formats that were used last. */
+  /** Masks of its grammars, kept for the formats that were used last. */
   readonly caches: MaskCaches;
   readonly specials: ReadonlyMap<number, string>;
 }
