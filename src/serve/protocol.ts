@@ -41,6 +41,9 @@ const MAX_LISTED = 2 ** 21;
 /** Characters of a request that its answer repeats, a stream three times: well below what a client may leave unread. */
 const MAX_ECHOED = 2 ** 22;
 
+/** Tokens of a text that the reader view takes. */
+const MAX_READ = 65_536;
+
 /** One prompt: its tokens, and its text if the answer repeats it. */
 export interface Prompt {
   readonly tokens: readonly number[] | Int32Array;
@@ -523,8 +526,16 @@ export function parseReading(body: unknown, model: ServedModel): readonly number
   if (!parsed.success) throw invalid(parsed.error);
   const { prompt, messages } = parsed.data;
   if ((prompt === undefined) === (messages === undefined)) throw new HttpError(400, 'give either prompt or messages');
-  if (prompt !== undefined) return Array.from(textPrompt(prompt, model).tokens);
-  return chatTokens(contents(messages ?? []), model, false).tokens;
+  const { tokens } =
+    prompt === undefined ? chatTokens(contents(messages ?? []), model, false) : textPrompt(prompt, model);
+  // Here, not on the HTTP thread: a list of 16 million tokens would keep it busy.
+  const most = Math.min(MAX_READ, model.info.maxContext);
+  if (tokens.length < 2 || tokens.length > most)
+    throw new HttpError(400, `the text has ${tokens.length} tokens; the reader takes 2 to ${most}`, {
+      param: 'prompt',
+      code: 'context_length_exceeded',
+    });
+  return Array.from(tokens);
 }
 
 export function tokenize(body: unknown, { tokenizer, info }: ServedModel): object {

@@ -10,8 +10,6 @@ import { asHttpError, HttpError, tooBusy } from '../http/error.js';
 import { EventStream, eventFrame } from '../http/event-stream.js';
 import type { ModelHost } from './host.js';
 
-/** Tokens of a text whose trace is made. */
-const MAX_TOKENS = 65_536;
 /** Traces that are kept; the oldest one is dropped. */
 const MAX_TRACES = 4;
 
@@ -29,12 +27,6 @@ export class Readings {
 
   /** Streams the progress by layers as events, then the id of the trace. */
   async stream(tokens: readonly number[], response: ServerResponse): Promise<void> {
-    const most = Math.min(MAX_TOKENS, this.#host.info.maxContext);
-    if (tokens.length < 2 || tokens.length > most)
-      throw new HttpError(400, `the text has ${tokens.length} tokens; the reader takes 2 to ${most}`, {
-        param: 'prompt',
-        code: 'context_length_exceeded',
-      });
     if (this.#isReading) throw tooBusy('the model is reading another text: try again later', 'reader_busy');
     this.#isReading = true;
     const stream = new EventStream(response);

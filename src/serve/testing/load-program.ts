@@ -42,7 +42,7 @@ async function stream(): Promise<void> {
   const { statusCode, text } = await ask('/v1/completions', body);
   if (statusCode === 429)
     await setTimeout(50); // the attack fills the queue, which is its right
-  else if (!text.endsWith('data: [DONE]\n\n') || text.includes('"error"'))
+  else if (!text.endsWith('data: [DONE]\n\n') || text.includes('data: {"error"'))
     throw new Error(`status ${statusCode}, ends with ${text.slice(-100)}`);
   else streams += 1;
 }
