@@ -17,7 +17,7 @@ const { runs } = JSON.parse(readFileSync(join(root, 'bench', 'results', 'context
 
 const order = [...new Set(runs.map(({ variant }) => variant))];
 const sorted = runs.sort((a, b) => order.indexOf(a.variant) - order.indexOf(b.variant) || a.seed - b.seed);
-const language = sorted.filter(({ variant }) => variant.startsWith('code-'));
+const language = sorted.filter(({ variant, validation }) => variant.startsWith('code-') && validation);
 const needles = sorted.filter(({ lengths }) => lengths);
 const parts = {
   needles: needleRows(needles),

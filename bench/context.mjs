@@ -5,7 +5,8 @@
 //                          [--code FOLDER]
 //
 // Runs follow the order of PLAN, --jobs of them at a time. One that is in --out already is left out, so a race that was
-// stopped continues with the same command. Each run adds one row when it ends; a run that fails adds its error. --until
+// stopped continues with the same command. Each run adds one row when it ends; one that fails adds its error, and is made
+// again. --until
 // stops at a time of day, also in the middle of a run, which then starts again with the next call. The models stay in
 // --work. --device cuda takes the variants that need a GPU: they train on the Python code in --code, by default that of
 // python3's packages. Needs `npm run build`. context-page.mjs writes the page.
@@ -37,7 +38,9 @@ const { values } = parseArgs({
 const result = existsSync(values.out)
   ? JSON.parse(readFileSync(values.out, 'utf8'))
   : { machine: cpus()[0].model, runs: [] };
-const isDone = ([variant, seed]) => result.runs.some((run) => run.variant === variant && run.seed === seed);
+const rowOf = (variant, seed) => result.runs.findIndex((run) => run.variant === variant && run.seed === seed);
+const isDone = ([variant, seed]) =>
+  result.runs.some((run) => run.variant === variant && run.seed === seed && !run.error);
 const asked = ([variant, seed]) =>
   (VARIANTS[variant].device ?? 'cpu') === values.device &&
   (!values.only || values.only.split(',').includes(variant)) &&
@@ -88,7 +91,9 @@ async function race(variant, seed) {
     row.error = error.message;
   }
   row.seconds = (performance.now() - started) / 1000;
-  result.runs.push(row);
+  const at = rowOf(variant, seed);
+  if (at < 0) result.runs.push(row);
+  else result.runs[at] = row;
   save();
   console.error(`${variant} seed ${seed}: ${row.error ?? JSON.stringify(row.summary)}`);
 }

@@ -138,13 +138,16 @@ describe('checks', () => {
 
   it('want a sparse model that has a lower loss, and gains nine tenths from far context', () => {
     const judged = (loss: number, gain: number) => {
-      const far = { near: 64, gain, error: 0.01 };
-      write('context.json', JSON.stringify({ runs: [{ validation: { loss: 9 } }, { validation: { loss, far } }] }));
+      const row = (variant: string, loss: number, gain: number) => ({ variant, validation: { loss, far: { gain } } });
+      write(
+        'context.json',
+        JSON.stringify({ runs: [row('code-scorer-window', loss, gain), row('code-dense', 2.1, 0.4)] }),
+      );
       return usesItsContext(folder.path);
     };
-    expect(judged(2.1, 0.36)).toEqual({ ok: true, measured: { loss: 2.1, gain: 0.36, error: 0.01 } });
-    for (const bad of [judged(2.15, 0.36), judged(2.1, 0.35)]) expect(bad.ok).toBe(false);
-    write('context.json', JSON.stringify({ runs: [{ error: 'out of memory' }] }));
+    expect(judged(2, 0.37)).toMatchObject({ ok: true, measured: { sparse: { loss: 2, gain: 0.37 } } });
+    for (const bad of [judged(2.15, 0.37), judged(2, 0.35)]) expect(bad.ok).toBe(false);
+    write('context.json', JSON.stringify({ runs: [{ variant: 'code-dense', error: 'out of memory' }] }));
     expect(() => usesItsContext(folder.path)).toThrow('out of memory');
   });
 

@@ -78,16 +78,18 @@ export const ENTRIES = [
   {
     id: 'context-language',
     feature: 'the recipe for models that use their context on code: the third seed (two are measured)',
-    seconds: 320,
+    seconds: 380,
     commands: [
       [
-        ...['node', 'bench/context.mjs', '--device', 'cuda', '--only', 'code-scorer-window', '--seeds', '3'],
-        ...['--threads', '4', '--work', '{out}/work', '--out', '{out}/context.json'],
+        ...['node', 'bench/context.mjs', '--device', 'cuda', '--only', 'code-scorer-window,code-dense'],
+        ...['--seeds', '3', '--threads', '4', '--work', '{out}/work', '--out', '{out}/context.json'],
       ],
     ],
-    expected: 'a loss below that of dense attention (2.143), and at least 0.9 of its gain from far context (0.398)',
+    expected: 'a loss below that of dense attention beside it, and at least 0.9 of its gain from far context',
     check: checks.usesItsContext,
-    passed: 'add the row to bench/results/context.json, then node bench/context-page.mjs',
+    passed:
+      'where dense attention is at 2.136 as before (the same packages): add the row to bench/results/context.json, then ' +
+      'node bench/context-page.mjs; else a line in dev/log',
     failed: 'the same, and docs/explain/context.md says that one seed of three falls short',
   },
 ];

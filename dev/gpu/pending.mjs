@@ -127,12 +127,13 @@ async function one(words, log, out, seconds) {
   const [program, ...rest] = programOf(filled);
   const environment = { ...process.env, TEST_RESULTS: join(out, 'tests.jsonl') };
   const files = [openSync(`${log}.out`, 'w'), openSync(`${log}.err`, 'w')];
-  // A group of its own, so that the limit ends its children too.
+  // A group of its own, so that the limit ends its children too. SIGTERM first: some have groups of theirs, which they end.
   const child = spawn(program, rest, { cwd: root, env: environment, stdio: ['ignore', ...files], detached: true });
   let isLate = false;
   const timer = setTimeout(() => {
     isLate = true;
-    process.kill(-child.pid, 'SIGKILL');
+    process.kill(-child.pid, 'SIGTERM');
+    setTimeout(() => child.exitCode === null && process.kill(-child.pid, 'SIGKILL'), 5000).unref();
   }, seconds * 1000);
   const code = await new Promise((done) => {
     child.once('error', (error) => done(error.message));

@@ -65,8 +65,6 @@ for (const attention of runs)
     trefoil(
       ...['train', '--config', join(here, `${form}.yaml`), '--local-path', inside('tokens', 'train')],
       ...['--set', `data.val_path=${inside('tokens', 'val')}`, '--set', `model.attention=${attention}`],
-      // A choice that there is not has no loss.
-      ...(attention === 'dense' ? ['--set', 'train.scorer_loss=0'] : []),
       ...['--seed', values.seed, '--out-dir', inside(attention), '--resume', 'auto'],
       ...(values.steps === undefined ? [] : ['--steps', values.steps]),
       ...values.set.flatMap((setting) => ['--set', setting]),

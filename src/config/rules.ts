@@ -102,8 +102,8 @@ function branchProblems({ nsa }: Config): ConfigProblem[] {
 function scorerLossProblems({ model, nsa, train, runtime }: Config): ConfigProblem[] {
   const { scorer_loss: weight } = train;
   const path = 'train.scorer_loss';
-  if (weight === 0) return [];
-  if (model.attention !== 'nsa') return [{ path, message: `${weight} needs model.attention nsa; set it, or 0` }];
+  // Dense attention chooses nothing: like the keys of nsa the weight has no effect there.
+  if (weight === 0 || model.attention !== 'nsa') return [];
   if (nsa.score_pool === 'max') return [{ path, message: `${weight} needs nsa.score_pool sum; set it, or 0` }];
   if (runtime.reference_kernels)
     return [{ path, message: `${weight} is not computed by runtime.reference_kernels; set it to false, or 0` }];

@@ -304,7 +304,7 @@ const train = {
   lora: z.strictObject(lora).nullable().default(null),
   /** Steps in which the gate of a converted model opens to all branches; 0 = it stays as it is. */
   gate_release_steps: countOrZero().default(0),
-  /** Weight of the loss that teaches the compressed branch to rank blocks as the selected branch attends to them; 0 = off. */
+  /** Weight of the loss that teaches the compressed branch to rank blocks as the selected branch attends to them; 0 = off. No effect on dense attention. */
   scorer_loss: notNegative().default(0),
   /** Weight that the compressed and window branch then have together, unless the gate has learned another. */
   gate_release_share: z

@@ -88,7 +88,7 @@ it('keeps packed documents apart, in one batch or in micro-batches', async () =>
 
 it('names what it does not go with', () => {
   const problem = (overrides: object) => () => parseConfig({ train: { scorer_loss: 0.1 }, ...overrides });
-  expect(problem({ model: { attention: 'dense' } })).toThrow('train.scorer_loss: 0.1 needs model.attention nsa');
+  expect(problem({ model: { attention: 'dense' } })).not.toThrow(); // no effect, as the keys of nsa
   expect(problem({ nsa: { score_pool: 'max' } })).toThrow('train.scorer_loss: 0.1 needs nsa.score_pool sum');
   expect(problem({ runtime: { reference_kernels: true } })).toThrow('train.scorer_loss: 0.1 is not computed by');
 });

@@ -185,7 +185,7 @@ function filesBelow(folder: string, onLink: (path: string) => void, except?: str
 function refuseLink(path: string): void {
   if (lstatSync(path, { throwIfNoEntry: false })?.isSymbolicLink())
     throw new UsageError(
-      `${path}: is a symbolic link, which is not followed here; use --checkpoints none or put it there`,
+      `${path}: is a symbolic link, which a backup does not follow; put the folder itself there, or use --checkpoints none`,
     );
 }
 

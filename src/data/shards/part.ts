@@ -116,7 +116,7 @@ export interface PartReading {
   readonly take: (ids: TokenArray, starts: Uint32Array) => void;
 }
 
-/** Whether a part is there and ends as one does. File systems cut short what they have lost. */
+/** Whether a part is there and ends as one does. Most file systems cut short what they have lost; the hash finds other damage. */
 export function isWhole(path: string): boolean {
   let descriptor: number;
   try {

@@ -212,7 +212,8 @@ export class StructuredMask implements TokenMask {
     this.#state = next;
     this.#left -= 1;
     const { caches, grammar } = this.#options;
-    if (this.#cache.isHeavy && caches.get(grammar) === this.#cache) caches.delete(grammar);
+    // A full cache would be left by each text after its first token.
+    if ((this.#cache.isHeavy || this.#states.isFull) && caches.get(grammar) === this.#cache) caches.delete(grammar);
     if (!this.#states.isFull) return;
     this.#cache = new MaskCache();
     this.#state = this.#states.adopt(next);

@@ -54,8 +54,7 @@ const MAX_CONFIGURATIONS = 2000;
 export class States {
   readonly #outermost = new Map<number | string, Configuration>();
   readonly #states = new Map<string, State>();
-  /** Ids differ between all instances: a state may be adopted by another one. */
-  static #lastId = 0;
+  #lastId = 0;
   #size = 0;
 
   /** The state before the first byte of a rule. */
@@ -138,11 +137,11 @@ export class States {
     return this.#size > MAX_KEPT;
   }
 
-  /** A state of another instance, without what was found out there. */
+  /** A copy of a state of another instance, which other texts may go on to use. */
   adopt(state: State): State {
-    for (const configuration of state.configurations)
-      for (let at: Configuration | null = configuration; at; at = at.parent) at.children.clear();
-    return { ...state, next: [] };
+    const copy = ({ node, state, parent }: Configuration): Configuration =>
+      this.#configuration(node, state, parent && copy(parent));
+    return { ...state, configurations: state.configurations.map(copy), next: [] };
   }
 
   #configuration(node: Node, state: MachineState, parent: Configuration | null): Configuration {
@@ -150,8 +149,8 @@ export class States {
     const key = node.machine ? `${node.id}:${state}` : node.id;
     let found = siblings.get(key);
     if (!found) {
-      States.#lastId += 1;
-      found = new Configuration(States.#lastId, node, state, parent);
+      this.#lastId += 1;
+      found = new Configuration(this.#lastId, node, state, parent);
       siblings.set(key, found);
     }
     return found;

@@ -101,7 +101,7 @@ export class StructuredOutput {
         logits.fill(0);
         mask.apply(logits);
         let token = draw((text + n) * 7919);
-        if (mask.narrow(token, logits)) token = draw(token);
+        if (token >= 0 && mask.narrow(token, logits)) token = draw(token);
         if (token < 0 || this.#endTokens.includes(token)) break;
         mask.accept(token);
       }
@@ -157,7 +157,7 @@ export class StructuredOutput {
     // The least recently used format is the first of the map.
     this.#formats.delete(key);
     this.#formats.set(key, compiled);
-    [...this.#formats.values()].at(-1 - MAX_CACHES)?.caches.clear();
+    for (const { caches } of [...this.#formats.values()].slice(0, -MAX_CACHES)) caches.clear();
     let nodes = [...this.#formats.values()].reduce((sum, { whole }) => sum + whole.size, 0);
     for (const [first, { whole }] of this.#formats) {
       if (first === key || (this.#formats.size <= MAX_FORMATS && nodes <= MAX_KEPT_NODES)) break;
