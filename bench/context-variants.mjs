@@ -37,6 +37,12 @@ const code = {
   ...{ 'train.save_every': 0, 'train.sample_every': 0, 'train.eval_every': 0, 'data.val_fraction': 0 },
 };
 
+// One million parameters and 20 million tokens of code, in half an hour on one core.
+const smallCode = {
+  ...code,
+  ...{ 'runtime.precision': 'fp32', 'model.dim': 128, 'model.n_heads': 4, 'train.batch_size': 8, 'train.steps': 1200 },
+};
+
 /** Changes to the recipe needle_cpu as it was with AdamW: 1,500 steps. */
 const needle = (...changes) => ({
   config: 'needle_cpu',
@@ -54,6 +60,7 @@ const text = (...changes) => ({
   device: 'cuda',
   set: Object.assign({}, code, ...changes),
 });
+const smallText = (...changes) => ({ config: 'text_cpu', set: Object.assign({}, smallCode, ...changes) });
 
 /** Changes of each variant to its config; `device` is where it trains, by default the CPU. */
 export const VARIANTS = {
@@ -86,12 +93,16 @@ export const VARIANTS = {
   'code-scorer': text(scorer),
   'code-scorer-gate': text(scorer, slowGate),
   'code-scorer-window': text(scorer, windowRope, slowGate),
+  'small-code-dense': smallText({ 'model.attention': 'dense', 'model.mlp_hidden': 345 }),
+  'small-code-window': smallText(scorer, windowRope, slowGate),
+  'small-code-nsa': smallText(none),
 };
 
 /** The runs in the order in which they answer most: variants and their seeds. */
 export const PLAN = [
   ['short-scorer-muon', [1, 2, 3, 4, 5]],
   ['code-dense,code-scorer-window,code-scorer,code-nsa,code-scorer-gate', [1, 2, 3]],
+  ['small-code-dense,small-code-window,small-code-nsa', [1, 2, 3]],
   ['stories-dense-muon,stories-muon,stories-nsa-muon,stories,stories-scorer', [1, 2, 3]],
   ['mixed-scorer-muon,rope2-window-muon,rate2-gate-muon,rate4-gate-muon,short-gate-muon', [1, 2, 3]],
   ['short-nsa-muon,rate2-scorer-muon,rate4-scorer-muon,rope2-scorer-muon,rope2-slow-muon', [1, 2, 3]],

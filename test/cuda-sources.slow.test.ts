@@ -40,6 +40,9 @@ function shapeOf(model: Section, nsa: Section = {}): ModelShape {
   return modelShape(configSchema.parse({ model: { ...sizes, ...model }, nsa }), 256);
 }
 
+/** With `train.scorer_loss`: what makes a sparse model use its context. */
+const RECIPE: Section = { rope: 'window', cmp_rope: 'none' };
+
 /** Everything a step compiles. */
 function wantedBy(
   shape: ModelShape,
@@ -101,6 +104,8 @@ describe('CUDA sources', () => {
     ['fp32', shapeOf({}), 'f32', {}],
     ['branch kernels in bf16', shapeOf({}), 'bf16', { fusedFrom: Number.POSITIVE_INFINITY }],
     ['the scorer loss in bf16', shapeOf({}), 'bf16', { scorerWeight: 0.1 }],
+    ['the recipe for context', shapeOf({}, RECIPE), 'bf16', { scorerWeight: 0.1 }],
+    ['its branch kernels', shapeOf({}, RECIPE), 'bf16', { scorerWeight: 0.1, fusedFrom: Number.POSITIVE_INFINITY }],
     ['the scorer loss in fp32', shapeOf({}), 'f32', { scorerWeight: 0.1 }],
     ['dense, SwiGLU', shapeOf({ attention: 'dense', mlp: 'swiglu' }), 'bf16', {}],
     ['window layers', shapeOf({ n_layers: 2, layer_pattern: ['nsa', 'window'] }), 'bf16', {}],
@@ -130,7 +135,7 @@ describe('CUDA sources', () => {
     if (!process.env['TREFOIL_LONG']) return; // said below
     await compileAll(wantedBy(shapeOf({}), 'bf16', {}, architecture), false, architecture);
     await compileAll(wantedToDecode(shapeOf({}), 'bf16', 2, architecture), false, architecture);
-    await compileAll(wantedBy(shapeOf({}), 'bf16', { scorerWeight: 0.1 }, architecture), false, architecture);
+    await compileAll(wantedBy(shapeOf({}, RECIPE), 'bf16', { scorerWeight: 0.1 }, architecture), false, architecture);
   });
 
   const DECODE: readonly [string, ModelShape, 'f32' | 'bf16', number, number][] = [

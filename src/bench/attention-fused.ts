@@ -148,7 +148,7 @@ export function fusedSubjects(
         forward.packWindow();
         forward.window();
       },
-      () => backward.windowKeys(),
+      () => backward.windowKeys(inputs.q),
       [[packedWin], rowWeights],
     ),
     bench.selected

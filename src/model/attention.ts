@@ -280,9 +280,9 @@ export class Attention {
     { observer, kernels }: Pick<AttentionContext, 'observer' | 'kernels'>,
   ): Pick<SparseOutputs, 'out' | 'selected'> & Partial<SparseOutputs> {
     const [heads, sparse, { sharedKv }] = [this.#heads, this.#sparse, this.#shape.nsa];
-    if (q.shape[0] >= MIN_TILE_TOKENS && !observer?.reads && qWin === q) {
+    if (q.shape[0] >= MIN_TILE_TOKENS && !observer?.reads) {
       const place = { cache, layer: this.#layer, heads, kernels };
-      const tile = sparseTile(tape, { q, gates }, place, { ...sparse, sharedKv });
+      const tile = sparseTile(tape, { q, qWin, gates }, place, { ...sparse, sharedKv });
       if (tile) return tile;
     }
     const count = () => tape.empty([q.shape[0], heads.groups], 'i32');

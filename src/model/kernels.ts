@@ -23,7 +23,14 @@ function fusedFrom({ fused, fused_min_len: length, reference_kernels: isReferenc
   return fused && !isReference && length >= 0 ? length : Number.POSITIVE_INFINITY;
 }
 
-type KernelConfig = Pick<Config, 'runtime' | 'model' | 'nsa'>;
+/** `train` for the kernels of training steps. */
+type KernelConfig = Pick<Config, 'runtime' | 'model' | 'nsa'> & {
+  readonly train?: Pick<Config['train'], 'scorer_loss'>;
+};
+
+function optionsOf(config: KernelConfig): SparseOptions {
+  return { ...kernelOptions(config), scorerWeight: config.train?.scorer_loss ?? 0 };
+}
 
 /** Attention over sequences of up to `longest` tokens, as the fused kernels are asked about it. */
 function problemOf({ runtime, model, nsa }: KernelConfig, device: Device, longest: number) {
@@ -38,7 +45,7 @@ function problemOf({ runtime, model, nsa }: KernelConfig, device: Device, longes
 
 /** The kernel of the selected branch that serves sequences of up to `longest` tokens. */
 export function selectionKernel(config: KernelConfig, device: Device, longest: number): SelectionKernel {
-  const options = kernelOptions(config);
+  const options = optionsOf(config);
   if (fusedRefusal(problemOf(config, device, longest), device, options) !== null)
     return chooseSelectionKernel(longest, options);
   return fusedBuild(options).queryMajor ? 'v1' : 'v2';
@@ -46,7 +53,7 @@ export function selectionKernel(config: KernelConfig, device: Device, longest: n
 
 /** The kernels that compute sparse attention, for a table. */
 export function kernelLabel(config: KernelConfig, device: Device, longest: number): string {
-  const options = kernelOptions(config);
+  const options = optionsOf(config);
   if (config.model.attention === 'dense') return 'dense';
   if (options.parity) return 'reference (all branches)';
   const isFused = fusedRefusal(problemOf(config, device, longest), device, options) === null;
@@ -55,7 +62,7 @@ export function kernelLabel(config: KernelConfig, device: Device, longest: numbe
 
 /** One line for the log: the kind of the kernels. Runbooks look for `using … flash`, so only fused kernels say it. */
 export function describeKernels(config: KernelConfig, device: Device, longest: number): string {
-  const options = kernelOptions(config);
+  const options = optionsOf(config);
   const isDense = config.model.attention === 'dense';
   if (options.parity) return 'attention: float64 reference (runtime.reference_kernels)';
   const selection = isDense ? '' : `, selection kernel ${selectionKernel(config, device, longest)}`;
@@ -69,7 +76,7 @@ export function describeKernels(config: KernelConfig, device: Device, longest: n
 /** One line for runtime.print_kernels: what serves each branch at this length. */
 export function auditKernels(config: KernelConfig, device: Device, longest: number): string {
   const { model } = config;
-  const options = kernelOptions(config);
+  const options = optionsOf(config);
   const problem = problemOf(config, device, longest);
   const plain = `${device.kind} ${problem.dtype === 'bf16' ? 'bf16' : 'fp32'}`;
   const fused = `${plain}, fused, ${tensorCores(device)}`;

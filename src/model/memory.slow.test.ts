@@ -145,6 +145,9 @@ function counted(overrides: Overrides, vocabulary = 50_304) {
   return { estimate: estimateMemory(shape, config).total, peak: peakOf(device, shape, config, dtype) };
 }
 
+/** With `train.scorer_loss`: what makes a sparse model use its context. */
+const RECIPE: Overrides = { nsa: { rope: 'window', cmp_rope: 'none' } };
+
 describe('memory estimate on a GPU', () => {
   // Measured on one H200 with bench train (dev/log/2026-11-benchmarks.md): 155.5M parameters, bf16, 65,536
   // tokens a step at every S, no checkpointing. The pool rounds sizes up by at most an eighth.
@@ -190,6 +193,17 @@ describe('memory estimate on a GPU', () => {
     ['deterministic', { runtime: { deterministic: true, gradient_checkpointing: true } }],
     ['query-major selection', { runtime: { selection_kernel: 'v1', gradient_checkpointing: true } }],
     ['a small batch', { train: { batch_size: 1 } }],
+    ['the scorer loss', { train: { scorer_loss: 0.1 } }],
+    [
+      'the scorer loss, positions in the window alone',
+      { ...RECIPE, train: { scorer_loss: 0.1, seq_len: 32_768, batch_size: 2 } },
+    ],
+    [
+      'the same with checkpointing',
+      { ...RECIPE, runtime: { gradient_checkpointing: true }, train: { scorer_loss: 0.1 } },
+    ],
+    ['the same in a fixed order', { ...RECIPE, runtime: { deterministic: true }, train: { scorer_loss: 0.1 } }],
+    ['the same beside branch kernels', { ...RECIPE, runtime: { fused: false }, train: { scorer_loss: 0.1 } }],
     ['dense', { model: { attention: 'dense' } }],
     ['window layers', { model: { layer_pattern: ['nsa', 'window'] } }],
     [

@@ -10,6 +10,7 @@ import type { Device } from '../device/device.js';
 import { type FusedBytes, fusedBytes } from '../ops/attention/fused/bytes.js';
 import { fusedBuild, fusedPath, isKept } from '../ops/attention/fused/op.js';
 import { shapeRefusal } from '../ops/attention/fused/plan.js';
+import { scorerRefusal } from '../ops/attention/fused/scorer.js';
 import { headPays } from '../ops/crossentropy/fp8.js';
 import { chunkRows } from '../ops/crossentropy/op.js';
 import { layerPays, MULTIPLE, normedLayerPays } from '../ops/linear/fp8.js';
@@ -358,16 +359,19 @@ function fusedParts(
   if (on !== 'cuda' || bytes !== BF16 || shape.attention !== 'nsa') return null;
   const options = kernelOptions({ runtime });
   const fusedShape = { heads: headShapeOf(shape), sparse: sparseShapeOf(shape) };
+  const scored = train.scorer_loss > 0;
   const serves =
-    train.scorer_loss === 0 &&
-    shape.nsa.rope === 'all' &&
     !options.parity &&
     options.kernel !== 'reference' &&
     train.seq_len >= (options.fusedFrom ?? 0) &&
-    shapeRefusal(fusedShape, fusedBuild(options), ARCHITECTURE) === null;
+    shapeRefusal(fusedShape, fusedBuild(options), ARCHITECTURE) === null &&
+    !(scored && scorerRefusal(fusedShape.sparse));
   if (!serves) return null;
   const lengths = new Array<number>(train.batch_size).fill(train.seq_len);
-  return fusedBytes(lengths, fusedShape, { path: fusedPath(options), deterministic: runtime.deterministic });
+  return fusedBytes(lengths, fusedShape, {
+    ...{ path: fusedPath(options), deterministic: runtime.deterministic },
+    ...{ windowApart: shape.nsa.rope === 'window', scored },
+  });
 }
 
 /** Bytes per token that attention keeps for its backward pass, without the block's input and the attended values. */
@@ -417,7 +421,8 @@ function attentionGradients(shape: LayerShape, bytes: number, isFused: boolean):
   const pair = groups * (dk + dv);
   if (shape.attention !== 'nsa') return bytes * (heads * dv + heads * dk + pair);
   const keys = isFused ? (2 + 1 / shape.nsa.d) * pair : projectionPairs(shape) * pair;
-  return bytes * ((isFused ? 1 : 4) * heads * dv + heads * dk + keys) + FLOAT * 3 * heads;
+  const queries = (shape.nsa.rope === 'window' ? 2 : 1) * heads * dk;
+  return bytes * ((isFused ? 1 : 4) * heads * dv + queries + keys) + FLOAT * 3 * heads;
 }
 
 /** Bytes of one chunk of logits and of the gradients that the loss computes. */

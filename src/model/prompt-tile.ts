@@ -17,10 +17,13 @@ const MAX_CACHED_PER_TOKEN = 512;
 /** Rows before the new tokens that tiles of the kernels may reach back to. */
 const BEFORE = 256;
 
-/** `q` [T, H, dk] and `gates` [T, H, 3] to the output [T, H, dv] and the selected blocks [T, G, n]; null if not possible. */
+/**
+ * `q` [T, H, dk] and `gates` [T, H, 3] to the output [T, H, dv] and the selected blocks [T, G, n]; null if not possible.
+ * `qWin`: queries of the window branch; if they are not `q`, its own.
+ */
 export function sparseTile(
   tape: Tape,
-  { q, gates }: { readonly q: Tensor; readonly gates: Tensor },
+  { q, qWin, gates }: Readonly<Record<'q' | 'qWin' | 'gates', Tensor>>,
   { cache, layer, heads: shape, kernels = {} }: TilePlace,
   { sharedKv, ...sparse }: SparseShape & { readonly sharedKv: boolean },
 ): { out: Tensor; selected: Tensor } | null {
@@ -42,6 +45,7 @@ export function sparseTile(
     const inputs = {
       q: placed(tape, q, whole),
       gates: placed(tape, gates, whole),
+      ...(qWin !== q && { qWin: placed(tape, qWin, whole) }),
       ...{ kCmp: cmp.k, vCmp: cmp.v, kSel: sel.k, vSel: sel.v, kWin: win.k, vWin: win.v },
     };
     const all = fusedSparseAttentionFrom(tape, inputs, whole.tokens.sequences, sparse, start, kernels);

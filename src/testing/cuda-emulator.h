@@ -33,6 +33,7 @@ struct int4 { int x, y, z, w; };
 struct float2 { float x, y; };
 struct alignas(16) float4 { float x, y, z, w; };
 static inline uint2 make_uint2(unsigned a, unsigned b) { return {a, b}; }
+static inline int2 make_int2(int a, int b) { return {a, b}; }
 static inline uint4 make_uint4(unsigned a, unsigned b, unsigned c, unsigned d) { return {a, b, c, d}; }
 static inline float2 make_float2(float a, float b) { return {a, b}; }
 static inline float4 make_float4(float a, float b, float c, float d) { return {a, b, c, d}; }
@@ -57,12 +58,17 @@ struct Block {
   Barrier named[16];  // bar.sync with a number
   Barrier barrier;
   std::vector<Warp> warps;
-  std::vector<char> shared;
   Dimensions index;
   int rank, count, result;
   bool ended = false;  // a thread of it is done: its shared memory may be gone
-  char* memory() { return (char*)(((size_t)shared.data() + 127) / 128 * 128); }
+  char* memory() const;
 };
+// Dynamic shared memory of the blocks that run together. Static, as that which kernels declare: then an address of either
+// is a 32-bit offset.
+constexpr int MAX_TOGETHER = 16, MAX_SHARED = 256 * 1024;
+alignas(1024) static char arena[MAX_TOGETHER][MAX_SHARED + 1024];
+inline char* Block::memory() const { return arena[rank] + 128; }  // aligned as little as a GPU promises
+
 struct Thread {
   ucontext_t context;
   jmp_buf place;
@@ -233,6 +239,7 @@ static void enter() {
 static bool run(int first, int count, int threads, size_t shared) {
   const Dimensions grid = state.grid_size;
   const int all = count * threads;
+  if (count > MAX_TOGETHER || shared > MAX_SHARED) return false;
   state.blocks.assign(count, Block());
   state.cluster = Barrier{all};
   state.ready.clear();
@@ -245,7 +252,7 @@ static bool run(int first, int count, int threads, size_t shared) {
     block.barrier.members = threads, block.rank = rank, block.index = {n % grid.x, n / grid.x % grid.y, n / grid.x / grid.y};
     block.warps.resize((threads + 31) / 32);
     for (int w = 0; w < (int)block.warps.size(); w++) block.warps[w].barrier.members = std::min(32, threads - 32 * w);
-    block.shared.assign(shared + 128, (char)0xff);  // no number: what is read before it is written shows, even times zero
+    memset(block.memory(), 0xff, shared);  // no number: what is read before it is written shows, even times zero
   }
   for (int i = 0; i < all; i++) {
     Thread& thread = state.threads[i];
@@ -284,7 +291,7 @@ static bool launch(Dimensions grid, int threads, int together, size_t shared, st
 }
 
 // Shared memory by its address, which is an offset.
-static inline char* at(unsigned address) { return self().block->memory() + address; }
+static inline char* at(unsigned address) { return self().block->memory() + (int)address; }
 
 static inline void named_barrier(int id, int threads) {
   Barrier& barrier = self().block->named[id];
@@ -346,16 +353,17 @@ template <class... P> static int launch(void (*kernel)(P...), const int* shape, 
 #define shared_memory ((float4*)emulator::self().block->memory())
 
 static inline void __syncthreads() { emulator::wait(emulator::self().block->barrier); }
-static inline int __syncthreads_or(int x) {
+static inline int __syncthreads_count(int x) {
   emulator::Block& block = *emulator::self().block;
   if (block.count++ == 0) block.result = 0;
-  block.result |= x != 0;
+  block.result += x != 0;
   __syncthreads();
   const int all = block.result;
   block.count = 0;
   __syncthreads();
   return all;
 }
+static inline int __syncthreads_or(int x) { return __syncthreads_count(x) > 0; }
 static inline void __syncwarp() { emulator::wait(emulator::warp().barrier); }
 static inline unsigned __activemask() { return ~0u; }
 static inline void __syncwarp(unsigned) { __syncwarp(); }  // of whole warps only

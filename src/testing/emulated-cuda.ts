@@ -212,7 +212,8 @@ export class EmulatedCuda implements Device, CudaRuntime {
     return 2 ** 34 - this.memory.reservedBytes;
   }
 
-  compile(source: URL, macros: KernelMacros = {}): CudaCode {
+  compile(source: URL, given: KernelMacros = {}): CudaCode {
+    const macros: KernelMacros = { ...given, EMULATED: 1 };
     const flags = Object.entries(macros).map(([name, value]) => `-D${name}=${value}`);
     const key = JSON.stringify([source.href, flags]);
     let code = this.#code.get(key);

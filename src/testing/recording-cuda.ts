@@ -15,6 +15,7 @@ import type { Addressable, KernelModule, Kernels, Signatures } from '../device/d
 import {
   type FusedShape,
   gatherShared,
+  scorerShared,
   scoringSplit,
   sharedBytes,
   sharedLimit,
@@ -96,6 +97,7 @@ export function exportedBy(shape: FusedShape): (name: string) => number {
     joint_gradients_shared: 169_536,
     selected_gather_threads: 544,
     selected_gather_shared: gatherShared(shape),
+    ...scorerShared(shape),
     select_union_tokens: tokens,
     selected_union_tokens: tokens,
     step_attention_shared: 40_000,

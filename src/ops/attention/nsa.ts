@@ -77,11 +77,7 @@ export function nativeSparseAttention(
   const { q, kSel, vSel } = inputs;
   const heads = { heads: q.shape[1], groups: kSel.shape[1], dk: q.shape[2], dv: vSel.shape[2] };
   validateShapes(heads, sparse);
-  const refusal = isScored
-    ? 'train.scorer_loss runs beside the branch kernels'
-    : inputs.qWin
-      ? 'queries of the window branch alone (nsa.rope window) are not fused'
-      : fusedRefusal({ heads, sparse, dtype: q.dtype, tokens }, tape.device, options);
+  const refusal = fusedRefusal({ heads, sparse, dtype: q.dtype, tokens }, tape.device, options);
   if (refusal !== null) options.counters?.refused(refusal);
   const attend = refusal === null ? fusedSparseAttention : branchByBranch;
   const outputs = attend(tape, inputs, tokens, sparse, options);

@@ -11,13 +11,15 @@ import type { SparseInputs } from '../nsa.js';
 import type { FusedBatch } from './code.js';
 import type { ForwardResults } from './forward.js';
 import { packedTileBytes, querySumRows, rowLanes } from './plan.js';
+import { type FusedScorer, partRows } from './scorer.js';
 
 export type GradientName = keyof SparseInputs;
-export type Gradients = Readonly<Record<GradientName, Tensor>>;
+/** `qWin` is there if it is among the inputs. */
+export type Gradients = Readonly<Record<Exclude<GradientName, 'qWin'>, Tensor>> & { readonly qWin?: Tensor };
 
 /** Memory that only the backward pass needs. */
 export interface BackwardScratch {
-  /** Null where `joint`. */
+  /** Null where `joint`, that of the window unless its queries are its own. */
   readonly packedCmp: Tensor | null;
   readonly packedWin: Tensor | null;
   /** [3, T, H]: rowsum(dOut * branch), and the log-sum-exp in base 2 with the gate in it. */
@@ -33,6 +35,8 @@ export interface BackwardScratch {
   readonly valueSums: Tensor;
   /** fp32 sums of the queries' gradient of both branches that one kernel computes, or null. */
   readonly querySums: Tensor | null;
+  /** Parts of the gradient that the scorer loss gives the compressed keys, or null. */
+  readonly scorerParts: Tensor | null;
 }
 
 /** `joint`: one kernel for all gradients of the compressed and the window branch. */
@@ -59,13 +63,14 @@ export function allocateBackward(tape: Tape, batch: FusedBatch, { ordered, joint
   const rows = ordered ? parts : keys + plan.tokens * groups;
   return {
     packedCmp: joint ? null : tape.empty([plan.compressedTiles, tile], 'bf16'),
-    packedWin: joint ? null : tape.empty([plan.tokenTiles(64), tile], 'bf16'),
+    packedWin: joint && !batch.build.windowApart ? null : tape.empty([plan.tokenTiles(64), tile], 'bf16'),
     delta: tape.empty([3, plan.tokens, heads]),
     shift: tape.empty([3, plan.tokens, heads]),
     shares: tape.empty([plan.tokens, heads, nSel, dk], 'bf16'),
     keySums: tape.empty([rows, dk]),
     valueSums: tape.empty([rows, dv]),
     querySums: joint ? tape.empty([querySumRows(plan, shape), dk]) : null,
+    scorerParts: batch.build.scored ? tape.empty([partRows(batch), dk]) : null,
   };
 }
 
@@ -98,16 +103,20 @@ export class FusedBackward {
   }
 
   /** All launches. `ordered` requires that the forward pass has sorted the lists. */
-  run(ordered: boolean): void {
+  run(ordered: boolean, scorer: FusedScorer | null = null): void {
     this.prepare();
+    scorer?.addToDelta(this.#weights(CMP)[1]);
     if (!ordered) this.clear();
+    const { inputs, into } = this;
+    if (inputs.qWin && into.qWin) this.windowApart(inputs.qWin, into.qWin);
     if (this.scratch.querySums) this.streamed(this.scratch.querySums);
     else {
       this.compressedKeys(ordered);
-      this.windowKeys();
+      if (!inputs.qWin) this.windowKeys(inputs.q);
       this.streamedQueries();
     }
     this.selectedKeys(ordered);
+    if (scorer) this.scorerGradients(scorer, ordered);
     this.selectedQueries();
     if (!ordered) this.round();
   }
@@ -144,7 +153,7 @@ export class FusedBackward {
       'joint',
       'joint_gradients',
       {
-        grid: (tiles * chunks + plan.tokenTiles(constant('keys'))) * groups,
+        grid: (tiles * chunks + (batch.build.windowApart ? 0 : plan.tokenTiles(constant('keys')))) * groups,
         block: constant('threads'),
         shared: constant('shared'),
       },
@@ -210,7 +219,15 @@ export class FusedBackward {
     }
   }
 
-  windowKeys(): void {
+  /** The scorer loss's part of the gradients of queries and compressed keys, beside what the branches left. */
+  scorerGradients(scorer: FusedScorer, ordered: boolean): void {
+    const { shares, scorerParts } = this.scratch;
+    if (!scorerParts) throw new Error('no memory for the scorer loss');
+    const keys = this.batch.plan.compressed * this.batch.groups;
+    scorer.addGradients(shares, scorerParts, ordered ? null : this.#sums(0, keys, 'key', false), this.into.kCmp);
+  }
+
+  windowKeys(queries: Tensor): void {
     const { batch, inputs, into } = this;
     batch.launch(
       'window',
@@ -220,18 +237,29 @@ export class FusedBackward {
         block: 128,
         shared: batch.constant('window', 'window_backward_shared'),
       },
-      ...[inputs.q, inputs.kWin, inputs.vWin, this.dOut, ...this.#weights(WIN), into.kWin, into.vWin],
+      ...[queries, inputs.kWin, inputs.vWin, this.dOut, ...this.#weights(WIN), into.kWin, into.vWin],
       ...[batch.tokenStarts, batch.sequences],
     );
   }
 
-  /** The queries' gradient of the compressed and of the window branch. */
+  /** All gradients of a window branch with queries of its own. */
+  windowApart(queries: Tensor, into: Tensor): void {
+    const { batch, inputs } = this;
+    const packed = this.#packed('packedWin');
+    this.windowKeys(queries);
+    batch.packWindow(inputs.kWin, inputs.vWin, packed);
+    batch.launchTiles(
+      ...(['window', 'window_query_gradient', queries, packed, this.dOut, ...this.#weights(WIN)] as const),
+      ...[into, batch.tokenStarts, batch.sequences],
+    );
+  }
+
+  /** The queries' gradient of the compressed branch, and of the window branch with the same queries. */
   streamedQueries(): void {
     const { batch, inputs, scratch, into } = this;
-    const { packedCmp, packedWin } = scratch;
-    if (!packedCmp || !packedWin) throw new Error('no memory for packed keys: the joint kernel was to run');
+    const [packedCmp, packedWin] = [this.#packed('packedCmp'), this.#packed('packedWin')];
     batch.packCompressed(inputs.kCmp, inputs.vCmp, packedCmp);
-    batch.packWindow(inputs.kWin, inputs.vWin, packedWin);
+    if (!inputs.qWin) batch.packWindow(inputs.kWin, inputs.vWin, packedWin);
     batch.launchTiles(
       'compressed',
       'compressed_window_query_gradient',
@@ -276,6 +304,12 @@ export class FusedBackward {
     const { keySums, valueSums } = this.scratch;
     const all = what === 'key' ? keySums : valueSums;
     return ordered ? all : all.rows(first, first + count);
+  }
+
+  #packed(which: 'packedCmp' | 'packedWin'): Tensor {
+    const packed = this.scratch[which];
+    if (!packed) throw new Error('no memory for packed keys: the joint kernel was to run');
+    return packed;
   }
 
   #weights(branch: number): [shift: Tensor, delta: Tensor] {

@@ -4,6 +4,7 @@
  */
 import type { SelectedPath } from './forward.js';
 import {
+  type FusedBuild,
   type FusedShape,
   gatherRefusal,
   hasJoint,
@@ -15,6 +16,7 @@ import {
   sharedLimit,
   unionTokens,
 } from './plan.js';
+import { partRows } from './scorer.js';
 
 const BF16 = 2;
 const FLOAT = 4;
@@ -37,14 +39,18 @@ export interface FusedBytes {
 export function fusedBytes(
   lengths: readonly number[],
   shape: FusedShape,
-  options: { readonly path: SelectedPath; readonly deterministic: boolean },
+  options: { readonly path: SelectedPath; readonly deterministic: boolean } & Pick<
+    FusedBuild,
+    'windowApart' | 'scored'
+  >,
 ): FusedBytes {
   const { heads, groups, dk, dv } = shape.heads;
   const { nSel, lSel } = shape.sparse;
   const plan = planBatch(lengths, shape);
   const rows = plan.tokens * heads;
   const packed = packedTileBytes(shape.heads);
-  const compressedAndWindow = packed * (plan.compressedTiles + plan.tokenTiles(64));
+  const window = packed * plan.tokenTiles(64);
+  const compressedAndWindow = packed * plan.compressedTiles + window;
   const lists = INT * (plan.choices + 3 * plan.lists * plan.stretches + 2 * plan.lists + 2 * plan.forwardItems);
   const inTile = unionTokens(shape, BUILD, sharedLimit(90));
   const limits = selectedLimits(shape, inTile, gatherRefusal(shape, BUILD, 90, plan.longest) === null);
@@ -55,11 +61,19 @@ export function fusedBytes(
   // As on a GPU that has the kernel; elsewhere it is a little less.
   const joint = !options.deterministic && hasJoint(shape, BUILD, 90);
   const querySums = joint ? FLOAT * querySumRows(plan, shape) * dk : 0;
+  // Two numbers of each slot and head, and a loss; the other buffers of the forward pass are free by then.
+  const scorer = options.scored ? FLOAT * (2 * rows * nSel + plan.tokens * groups) : 0;
+  const scorerParts = options.scored ? FLOAT * dk * partRows({ plan, shape }) : 0;
   return {
     kept: INT * (plan.choices + 2 * (plan.lists + 1) + 2 * plan.backwardItems),
     ranked: rows * (BF16 * dv + FLOAT) + INT * (2 * plan.choices + plan.lists * plan.stretches),
-    forward: compressedAndWindow + packed * plan.blocks + lists + partial,
+    forward: Math.max(compressedAndWindow + packed * plan.blocks + lists + partial, scorer),
     // Two numbers of each branch for a row, and the queries' gradient of the selected branch by slot.
-    backward: (joint ? querySums : compressedAndWindow) + FLOAT * 6 * rows + BF16 * rows * dk * nSel + sums,
+    backward:
+      (joint ? querySums + (options.windowApart ? window : 0) : compressedAndWindow) +
+      FLOAT * 6 * rows +
+      BF16 * rows * dk * nSel +
+      sums +
+      scorerParts,
   };
 }

@@ -1,5 +1,5 @@
 /** The compiled kernels of the fused attention core for one shape, and what one batch needs to launch them. */
-import type { CudaCode, CudaRuntime, LaunchArgument, LaunchShape } from '../../../device/cuda/runtime.js';
+import type { CudaCode, CudaRuntime, KernelMacros, LaunchArgument, LaunchShape } from '../../../device/cuda/runtime.js';
 import { UsageError } from '../../../errors.js';
 import type { Tensor } from '../../../tensor/tensor.js';
 import type { Sequences } from '../../common/sequences.js';
@@ -21,7 +21,7 @@ import {
   unionTokens,
 } from './plan.js';
 
-type Source = 'compressed' | 'select' | 'selected' | 'window' | 'combine' | 'joint';
+type Source = 'compressed' | 'select' | 'selected' | 'window' | 'combine' | 'joint' | 'scorer';
 
 const SOURCES: Readonly<Record<Source, URL>> = {
   compressed: new URL('./compressed.cu', import.meta.url),
@@ -30,6 +30,7 @@ const SOURCES: Readonly<Record<Source, URL>> = {
   window: new URL('./window.cu', import.meta.url),
   combine: new URL('./combine.cu', import.meta.url),
   joint: new URL('./joint.cu', import.meta.url),
+  scorer: new URL('./scorer.cu', import.meta.url),
 };
 
 /** One batch: compiled code, counts, and the sequence offsets on the device. */
@@ -46,19 +47,21 @@ export class FusedBatch {
   readonly compressedStarts: Tensor;
   readonly blockStarts: Tensor;
   readonly sequences: number;
-  readonly #code: Record<Exclude<Source, 'joint'>, CudaCode> & { readonly joint: CudaCode | null };
+  readonly #code: Readonly<Record<Source, CudaCode | null>>;
 
   constructor(cuda: CudaRuntime, shape: FusedShape, build: FusedBuild, tokens: Sequences) {
     const union = unionTokens(shape, build, sharedLimit(cuda.architecture));
     const macros = fusedMacros(shape, build, union);
-    const compile = (source: Source) => cuda.compile(SOURCES[source], macros);
+    const compile = (source: Source, more: KernelMacros = {}) => cuda.compile(SOURCES[source], { ...macros, ...more });
+    const other = build.windowApart ? { WINDOW: 0 } : {};
     this.#code = {
-      compressed: compile('compressed'),
+      compressed: compile('compressed', other),
       select: compile('select'),
-      selected: compile('selected'),
+      selected: compile('selected', other),
       window: compile('window'),
       combine: compile('combine'),
-      joint: hasJoint(shape, build, cuda.architecture) ? compile('joint') : null,
+      joint: hasJoint(shape, build, cuda.architecture) ? compile('joint', other) : null,
+      scorer: build.scored ? compile('scorer') : null,
     };
     this.shape = shape;
     this.build = build;

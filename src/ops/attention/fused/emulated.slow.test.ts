@@ -79,7 +79,6 @@ describe.each(CASES)('gradients of the compressed and the window branch by one k
     });
     const code = cuda.compile(new URL('./joint.cu', import.meta.url), {
       ...fusedMacros({ heads: shape, sparse }, { queryMajor: false, mmaSync: true }, 1),
-      EMULATED: 1,
       JOINT_CHUNK: CHUNK,
     });
     const count = (all: readonly number[]) => all.reduce((sum, keys) => sum + Math.ceil(keys / KEYS), 0);
@@ -144,7 +143,6 @@ describe.each([0, 3])('the compressed branch without its first %i tiles of rows'
     );
     const code = cuda.compile(new URL('./compressed.cu', import.meta.url), {
       ...fusedMacros({ heads: shape, sparse }, { queryMajor: false, mmaSync: true }, 1),
-      EMULATED: 1,
     });
     const constant = (name: string) => code.constant(`compressed_forward_${name}`);
     const keyTiles = compressed.lengths.reduce((sum, keys) => sum + Math.ceil(keys / 64), 0);
@@ -270,7 +268,7 @@ describe.each(UNIONS)('window and selected branch by tile-union: $name', (exampl
     };
     const perTile = unionTokens({ heads: shape, sparse }, { queryMajor: false, mmaSync: true }, 2 ** 20);
     const macros = fusedMacros({ heads: shape, sparse }, { queryMajor: false, mmaSync: true }, perTile);
-    const code = cuda.compile(new URL('./selected.cu', import.meta.url), { ...macros, EMULATED: 1 });
+    const code = cuda.compile(new URL('./selected.cu', import.meta.url), macros);
     const given = (name: 'q' | 'kSel' | 'vSel' | 'kWin' | 'vWin' | 'gates') => tape.own(upload(cuda, inputs[name]));
     const panels = Math.ceil(shape.dk / 64) + Math.ceil(dv / 64);
     const tiles = (per: number) => lengths.reduce((sum, length) => sum + Math.ceil(length / per), 0);
@@ -404,7 +402,6 @@ describe.each(GATHERS)('chosen blocks by tile-gather: $name', (example) => {
     const partly = selectedForward(q, kSel, vSel, forced, begins, shape, sparse);
     const code = cuda.compile(new URL('./selected.cu', import.meta.url), {
       ...fusedMacros({ heads: shape, sparse }, { queryMajor: false, mmaSync: true }, 1),
-      EMULATED: 1,
     });
     const given = (name: 'q' | 'kSel' | 'vSel' | 'gates') => tape.own(upload(cuda, inputs[name]));
     const packed = tape.zeros([blocks * groups * 2 * 4096], 'bf16');

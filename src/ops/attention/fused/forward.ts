@@ -9,7 +9,7 @@ import type { Tape } from '../../../tensor/tape.js';
 import type { Tensor } from '../../../tensor/tensor.js';
 import type { SparseInputs } from '../nsa.js';
 import type { FusedBatch } from './code.js';
-import { packedTileBytes } from './plan.js';
+import { packedTileBytes, rowLanes } from './plan.js';
 
 /** How the selected branch reads keys: `adaptive` lets the device choose by how much neighbouring tokens agree. */
 export const SELECTED_PATHS = ['adaptive', 'union', 'outer', 'gather'] as const;
@@ -139,6 +139,7 @@ export class FusedForward {
     this.packSelected();
     this.packWindow();
     this.#union(null, null);
+    if (this.inputs.qWin) this.#windowApart();
   }
 
   /** Attends to the compressed keys and ranks blocks: `attend` needs it. */
@@ -155,6 +156,7 @@ export class FusedForward {
     this.index(path);
     if (options.sorted) this.sort();
     this.selected(path, options.served);
+    if (this.inputs.qWin) this.#windowApart();
   }
 
   packCompressed(): void {
@@ -184,14 +186,31 @@ export class FusedForward {
     );
   }
 
-  /** The window branch alone, for measurements: the kernels of the selected branch include it. */
+  /** The window branch alone: kernels of the selected branch include it, unless it has queries of its own. */
   window(): void {
-    const { batch, results } = this;
+    const { batch, inputs, results } = this;
     const { oWin, lseWin } = results;
-    batch.launchTiles(
-      ...(['window', 'window_forward', this.inputs.q, this.scratch.packedWin] as const),
-      ...[oWin, lseWin, batch.tokenStarts, batch.sequences, 0],
+    const skipped = Math.floor((this.#start * batch.headsPerGroup) / batch.constant('window', 'window_forward_rows'));
+    batch.launchTilesFrom(
+      ...(['window', 'window_forward', { skipped, perBlock: 1 }, inputs.qWin ?? inputs.q] as const),
+      ...[this.scratch.packedWin, oWin, lseWin, batch.tokenStarts, batch.sequences, skipped],
     );
+  }
+
+  /** The window branch with queries of its own, and the gated sum. */
+  #windowApart(): void {
+    const { batch, inputs, results } = this;
+    this.window();
+    const lanes = rowLanes(batch.shape.heads.dv);
+    batch.launch(
+      ...(['combine', 'combine_forward', { grid: Math.ceil((batch.rows * lanes) / 256), block: 256 }] as const),
+      ...[results.oCmp, results.oSel, results.oWin, inputs.gates, results.out, batch.plan.tokens],
+    );
+  }
+
+  /** The gated sum as the kernels of the selected branch compute it; null where it is left to `combine_forward`. */
+  get #combined(): Tensor | null {
+    return this.inputs.qWin ? null : this.results.out;
   }
 
   /** Ranks blocks, and counts the tokens that chose each. */
@@ -289,7 +308,7 @@ export class FusedForward {
         shared: constant('shared') + plan.words * 4,
       },
       ...[inputs.q, scratch.packedSel, scratch.packedWin, results.selected, results.oCmp, inputs.gates],
-      ...[results.oSel, results.lseSel, results.oWin, results.lseWin, results.out, schedule, served],
+      ...[results.oSel, results.lseSel, results.oWin, results.lseWin, this.#combined, schedule, served],
       ...[batch.tokenStarts, batch.sequences, plan.words, plan.stretch, skipped],
     );
   }
@@ -320,7 +339,7 @@ export class FusedForward {
         shared: batch.constant('selected', 'selected_outer_shared'),
       },
       ...[inputs.q, scratch.packedSel, scratch.forwardItems, results.offsets, scratch.begins, results.lists],
-      ...[scratch.partial, scratch.partialLse, results.oCmp, results.oWin, inputs.gates, oSel, lseSel, results.out],
+      ...[scratch.partial, scratch.partialLse, results.oCmp, results.oWin, inputs.gates, oSel, lseSel, this.#combined],
       ...[scratch.schedule, served, tokenStarts, blockStarts, sequences, plan.stretch, plan.stretches],
     );
   }
@@ -335,7 +354,7 @@ export class FusedForward {
       'selected_gather',
       { grid: [plan.blocks, batch.groups], block: constant('threads'), shared: constant('shared') },
       ...[inputs.q, scratch.packedSel, results.selected, results.oCmp, results.oWin, inputs.gates, scratch.largest],
-      ...[results.oSel, results.lseSel, results.out],
+      ...[results.oSel, results.lseSel, this.#combined],
       ...[scratch.schedule, served, tokenStarts, sequences, plan.stretch],
     );
   }

@@ -25,7 +25,7 @@ function missing(name: string): never {
   throw new Error(`${name} was not launched`);
 }
 
-function inputsOf(tape: Tape, compressed: number, tokens = TOKENS): SparseInputs {
+function inputsOf(tape: Tape, compressed: number, tokens = TOKENS, isApart = false): SparseInputs {
   const { heads, groups, dk, dv } = HEADS;
   const bf16 = (...shape: number[]) => tape.watch(tape.empty(shape, 'bf16'));
   return {
@@ -37,6 +37,7 @@ function inputsOf(tape: Tape, compressed: number, tokens = TOKENS): SparseInputs
     kWin: bf16(tokens, groups, dk),
     vWin: bf16(tokens, groups, dv),
     gates: tape.watch(tape.empty([tokens, heads, 3])),
+    ...(isApart && { qWin: bf16(tokens, heads, dk) }),
   };
 }
 
@@ -47,21 +48,21 @@ interface Trace {
   readonly kept: number;
 }
 
-function trace(options: SparseOptions = {}, { uses = 1, record = true } = {}): Trace {
+function trace(options: SparseOptions = {}, { uses = 1, record = true, isApart = false } = {}): Trace {
   const device = new RecordingCuda(constant);
   const tokens = new Sequences(device, LENGTHS);
   tokens.inBlocks(SPARSE.lSel);
   tokens.compressed(SPARSE);
   const before = device.pool.bytesInUse;
   const tape = new Tape(device, { record });
-  const inputs = inputsOf(tape, tokens.compressed(SPARSE).total);
+  const inputs = inputsOf(tape, tokens.compressed(SPARSE).total, TOKENS, isApart);
   const counters = new AttentionCounters(device);
   const given = device.pool.bytesInUse;
   const outputs = Array.from({ length: uses }, () =>
     nativeSparseAttention(tape, inputs, tokens, SPARSE, { ...options, counters }),
   );
-  for (const { oCmp, oSel, oWin, selected } of outputs)
-    for (const tensor of [oCmp, oSel, oWin, selected]) tape.drop(tensor);
+  for (const { oCmp, oSel, oWin, selected, scorerLoss } of outputs)
+    for (const tensor of [oCmp, oSel, oWin, selected, scorerLoss]) if (tensor) tape.drop(tensor);
   const kept = device.pool.bytesInUse - given;
   const forward = device.launches.splice(0);
   if (record) {
@@ -96,6 +97,39 @@ describe('launches of the fused kernels', () => {
       ...['combine_backward', 'compressed_backward', 'window_backward', 'compressed_pack', 'window_pack'],
       ...['compressed_window_query_gradient', 'selected_backward', 'selected_query_gradient', 'round_sums'],
     ]);
+  });
+
+  it('compute the window branch apart where it has queries of its own', () => {
+    const { forward, backward } = trace({}, { isApart: true });
+    const selected = ['selected_dense', 'selected_union', 'selected_outer'];
+    expect(names(forward)).toEqual([...BEGINNING, ...selected, 'window_forward', 'combine_forward']);
+    const macrosOf = (kernel: string) => find([...forward, ...backward], kernel).macros;
+    for (const kernel of ['selected_union', 'compressed_forward'])
+      expect(macrosOf(kernel)).toMatchObject({ WINDOW: 0 });
+    expect(macrosOf('window_forward')).toMatchObject({ WINDOW: 512 });
+    expect(names(backward)).toEqual([
+      ...['combine_backward', 'window_backward', 'window_pack', 'window_query_gradient'],
+      ...['compressed_backward', 'compressed_pack', 'compressed_window_query_gradient'],
+      ...['selected_backward', 'selected_query_gradient', 'round_sums'],
+    ]);
+  });
+
+  it('add the scorer loss: its values after the lists, its gradients where others read them', () => {
+    const { forward, backward, kept } = trace({ scorerWeight: 0.1 });
+    expect(names(forward).slice(-3)).toEqual(['scorer_shares', 'scorer_losses', 'scorer_mean']);
+    const order = ['combine_backward', 'scorer_delta', 'compressed_backward', 'selected_backward', 'scorer_gradients'];
+    const launched = names(backward);
+    const places = [...order, 'scorer_keys', 'selected_query_gradient', 'round_sums'].map((name) =>
+      launched.indexOf(name),
+    );
+    expect(places).toEqual([...places].sort((a, b) => a - b));
+    expect(places).not.toContain(-1);
+    // A number of each slot and one of each head.
+    expect(kept - trace().kept).toBeLessThan(TOKENS * 4 * (2 * 16 + 12) * 1.2);
+    const { backward: ordered } = trace({ scorerWeight: 0.1, deterministic: true });
+    expect(find(ordered, 'scorer_keys').values[1]).toBeNull(); // no sums: added to the gradient
+    expect(names(ordered).indexOf('compressed_sum')).toBeLessThan(names(ordered).indexOf('scorer_keys'));
+    expect(names(trace({ scorerWeight: 0 }).forward)).not.toContain('scorer_shares');
   });
 
   it('leave out what a forced path does not need', () => {

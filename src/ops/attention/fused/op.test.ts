@@ -17,7 +17,8 @@ import { type NsaInputs, nsaBackward, nsaForward } from '../reference.js';
 import { importance, selectBlocks } from '../select/reference.js';
 import { FusedBatch } from './code.js';
 import { fusedRefusal, fusedSparseAttentionFrom } from './op.js';
-import { gatherShared, sharedBytes, sharedLimit, unionTokens } from './plan.js';
+import { gatherShared, scorerShared, sharedBytes, sharedLimit, unionTokens } from './plan.js';
+import { compareWhole } from './testing/compare.js';
 
 const PAPER = { l: 32, d: 16, lSel: 64, nSel: 16, w: 512 };
 const heads = (count: number, groups: number, dk: number, dv = dk) => ({ heads: count, groups, dk, dv });
@@ -243,6 +244,22 @@ describe('the fused kernels', () => {
     await expectReference(example);
   });
 
+  const APART: readonly [string, SparseOptions][] = [
+    ['adaptive', {}],
+    ['outer', { path: 'outer' }],
+    ['gather', { path: 'gather' }],
+    ['deterministic', { deterministic: true }],
+    ['mma.sync', { mmaSync: true }],
+  ];
+  it.each(APART)('equal the reference, window queries apart and scorer loss: %s', async (_, options) => {
+    for (const example of [SHAPES[0], RAGGED]) {
+      const { errors } = compareWhole(cuda(), example, options);
+      for (const [name, error] of Object.entries(errors))
+        expect(error, name).toBeLessThan(name === 'loss' ? 1e-3 : tolerance('bf16'));
+      await setImmediate();
+    }
+  });
+
   it.each([1, 63, 64, 65, 150, 500, 699])('give the tokens from %i on the bits of the whole sequence', (start) => {
     const example = { ...RAGGED, lengths: [700] };
     const values = valuesOf(example, 3);
@@ -361,7 +378,7 @@ describe('the fused kernels', () => {
 
   it.each([...SHAPES, RAGGED])('need the shared memory that the plan computes: $name', (example) => {
     for (const queryMajor of [false, true]) {
-      const build = { queryMajor, mmaSync: false };
+      const build = { queryMajor, mmaSync: false, scored: true };
       const tokens = new Sequences(cuda(), example.lengths);
       const batch = new FusedBatch(cuda(), example, build, tokens);
       const union = unionTokens(example, build, sharedLimit(cuda().architecture));
@@ -371,6 +388,8 @@ describe('the fused kernels', () => {
       }
       if (batch.limits.gather > 0)
         expect(batch.constant('selected', 'selected_gather_shared')).toBe(gatherShared(example));
+      for (const [name, bytes] of Object.entries(scorerShared(example)))
+        expect(batch.constant('scorer', name), name).toBe(bytes);
       tokens.free();
     }
   });

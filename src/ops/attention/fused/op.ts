@@ -14,7 +14,7 @@
  * tile, also the earlier ones. Finite values of the future never do.
  */
 
-import { cudaRuntime } from '../../../device/cuda/runtime.js';
+import { type CudaRuntime, cudaRuntime } from '../../../device/cuda/runtime.js';
 import type { Device } from '../../../device/device.js';
 import type { Tape } from '../../../tensor/tape.js';
 import type { Dtype, Tensor } from '../../../tensor/tensor.js';
@@ -34,6 +34,7 @@ import {
   type SelectedPath,
 } from './forward.js';
 import { batchRefusal, type FusedBuild, type FusedShape, shapeRefusal, sharedLimit } from './plan.js';
+import { FusedScorer, scorerRefusal } from './scorer.js';
 
 export { SELECTED_PATHS, type SelectedPath } from './forward.js';
 
@@ -71,7 +72,9 @@ export function fusedRefusal(problem: FusedProblem, device: Device, options: Spa
     return fusedFrom === Number.POSITIVE_INFINITY
       ? 'the fused kernels are switched off'
       : `the fused kernels run from ${fusedFrom} tokens on`;
-  const refused = shapeRefusal(problem, fusedBuild(options), cuda.architecture);
+  const refused =
+    shapeRefusal(problem, fusedBuild(options), cuda.architecture) ??
+    ((options.scorerWeight ?? 0) > 0 ? scorerRefusal(problem.sparse) : null);
   return refused ?? batchRefusal(problem, tokens, sharedLimit(cuda.architecture));
 }
 
@@ -84,7 +87,7 @@ export function fusedPath({ kernel, path = 'adaptive' }: SparseOptions): Selecte
   return kernel === 'v1' ? 'union' : path;
 }
 
-const NAMES = ['q', 'kCmp', 'vCmp', 'kSel', 'vSel', 'kWin', 'vWin', 'gates'] as const;
+const NAMES = ['q', 'kCmp', 'vCmp', 'kSel', 'vSel', 'kWin', 'vWin', 'gates', 'qWin'] as const;
 
 /**
  * Whether a checkpointed block keeps what `FusedForward.rank` computes, about 1.9 kB a token and layer at 12 heads of
@@ -104,7 +107,7 @@ export function fusedSparseAttention(
 ): SparseOutputs {
   const cuda = cudaRuntime(tape.device);
   if (!cuda) throw new Error('the fused attention kernels need a CUDA device');
-  const batch = new FusedBatch(cuda, { heads: headsOf(inputs, tokens, sparse), sparse }, fusedBuild(options), tokens);
+  const batch = batchOf(cuda, inputs, tokens, sparse, options);
   const path = batch.pathOf(fusedPath(options));
   const ordered = options.deterministic ?? false;
   const isEmpty = tokens.total === 0;
@@ -122,25 +125,28 @@ export function fusedSparseAttention(
   if (!isEmpty) forward.attend(path, { sorted: ordered && tape.recording, served: options.counters?.served ?? null });
   dropAll(tape, forward.scratch);
   const { results } = forward;
+  const { scorerWeight = 0 } = options;
+  const scorer = scorerWeight > 0 ? new FusedScorer(tape, cuda, batch, inputs, results, tokens, scorerWeight) : null;
   const { out, oCmp, oSel, oWin, selected } = results;
-  const given = NAMES.map((name) => inputs[name]);
+  const names = NAMES.filter((name) => inputs[name]);
+  const given = names.map((name) => inputs[name]!);
   const { out: _, ...read } = results;
-  tape.record(given, [out], [...given, ...Object.values(read)], () => {
+  tape.record(given, [out], [...given, ...Object.values(read), ...(scorer?.saved ?? [])], () => {
     const dOut = tape.gradient(out);
     if (!dOut) return;
     const gradients = new OverwrittenGradients(tape, given);
     if (!isEmpty) {
-      const into = Object.fromEntries(NAMES.map((name, i) => [name, gradients.into[i]])) as Gradients;
+      const into = Object.fromEntries(names.map((name, i) => [name, gradients.into[i]])) as unknown as Gradients;
       const scratch = allocateBackward(tape, batch, backwardPath(batch, options));
-      new FusedBackward(batch, inputs, results, scratch, dOut, into).run(ordered);
+      new FusedBackward(batch, inputs, results, scratch, dOut, into).run(ordered, scorer);
       dropAll(tape, scratch);
     }
     gradients.finish();
   });
   // Only the backward rule reads these, and it has saved them.
   const { lseCmp, lseSel, lseWin, lists, offsets, backwardItems } = results;
-  dropAll(tape, { lseCmp, lseSel, lseWin, lists, offsets, backwardItems });
-  return { out, oCmp, oSel, oWin, selected };
+  dropAll(tape, { lseCmp, lseSel, lseWin, lists, offsets, backwardItems, ...scorer?.saved });
+  return { out, oCmp, oSel, oWin, selected, ...(scorer && { scorerLoss: scorer.loss }) };
 }
 
 /**
@@ -158,7 +164,7 @@ export function fusedSparseAttentionFrom(
 ): SparseOutputs {
   const cuda = cudaRuntime(tape.device);
   if (!cuda || tape.recording || tokens.count !== 1) throw new Error('one sequence on CUDA, without gradients');
-  const batch = new FusedBatch(cuda, { heads: headsOf(inputs, tokens, sparse), sparse }, fusedBuild(options), tokens);
+  const batch = batchOf(cuda, inputs, tokens, sparse, options);
   const ranked = allocateRanked(tape, batch);
   const results = allocateResults(tape, batch, ranked);
   const scratch = allocateScratch(tape, batch, 'union', ranked);
@@ -172,10 +178,23 @@ function dropAll(tape: Tape, tensors: object): void {
   for (const tensor of Object.values(tensors) as (Tensor | null)[]) if (tensor) tape.drop(tensor);
 }
 
+function batchOf(
+  cuda: CudaRuntime,
+  inputs: SparseInputs,
+  tokens: Sequences,
+  sparse: SparseShape,
+  options: SparseOptions,
+): FusedBatch {
+  const apart = { windowApart: inputs.qWin !== undefined, scored: (options.scorerWeight ?? 0) > 0 };
+  const build = { ...fusedBuild(options), ...apart };
+  return new FusedBatch(cuda, { heads: headsOf(inputs, tokens, sparse), sparse }, build, tokens);
+}
+
 function headsOf(inputs: SparseInputs, tokens: Sequences, sparse: SparseShape): HeadShape {
   const blocks = tokens.compressed(sparse);
   const what = (name: string) => `fused sparse attention: ${name}`;
   const [, heads, dk] = expectShape(what('q'), inputs.q, [tokens.total, -1, -1], 'bf16');
+  if (inputs.qWin) expectShape(what('q_win'), inputs.qWin, inputs.q.shape, 'bf16');
   const [, groups] = expectShape(what('k_sel'), inputs.kSel, [tokens.total, -1, dk], 'bf16');
   const [, , dv] = expectShape(what('v_sel'), inputs.vSel, [tokens.total, groups, -1], 'bf16');
   expectShape(what('k_win'), inputs.kWin, [tokens.total, groups, dk], 'bf16');

@@ -11,10 +11,16 @@ export interface FusedShape {
   readonly sparse: SparseShape;
 }
 
-/** `queryMajor`: one token a tile in the selected branch (v1). `mmaSync`: mma.sync instead of wgmma. */
+/**
+ * `queryMajor`: one token a tile in the selected branch (v1). `mmaSync`: mma.sync instead of wgmma. `windowApart`: the
+ * window branch has queries of its own and kernels of its own; those of the other branches leave it out. `scored`: with
+ * the scorer loss.
+ */
 export interface FusedBuild {
   readonly queryMajor: boolean;
   readonly mmaSync: boolean;
+  readonly windowApart?: boolean;
+  readonly scored?: boolean;
 }
 
 /** Rows of a tile, and bytes of a panel (64 rows of 64 bf16). */
@@ -222,7 +228,26 @@ export function gatherShared({ heads, sparse }: FusedShape): number {
   return ring + ofRows + TILE * 4 + 8 * STAGES * 2 + 16 * 4 + choices * 8 + 8 + 1024;
 }
 
-/** Dynamic shared memory of the kernels (of tile-gather: `gatherShared`), by the name of their EXPORT. */
+/** Compressed keys that overlap a selection block. */
+export function overlapping({ l, d, lSel }: SparseShape): number {
+  return (lSel + l) / d - 1;
+}
+
+/** Shared memory of the kernels of the scorer loss, which is less than that of the others. */
+export function scorerShared({ heads, sparse }: FusedShape) {
+  const rows = 16 * Math.ceil(overlapping(sparse) / 16);
+  const pk = panels(heads.dk);
+  const both = 4 * SEL_CHUNK + pk * rows * 128 + pk * PANEL + 128; // a list, compressed keys, a tile of queries a warp
+  return {
+    scorer_shares_shared: both + pk * PANEL,
+    scorer_gradients_shared: both + 4 * 16 * 32 + rows * heads.dk * 4,
+  };
+}
+
+/**
+ * Dynamic shared memory of the kernels (of tile-gather: `gatherShared`, of the scorer loss: `scorerShared`), by the name
+ * of their EXPORT.
+ */
 export function sharedBytes(shape: FusedShape, build: FusedBuild, unionTokens: number) {
   const { heads, sparse } = shape;
   const { forward, backward, queryGradient } = windowShared(heads);

@@ -25,7 +25,7 @@ __device__ __forceinline__ void window_tokens(Window& branch) {
   branch.token_first = branch.start / HPG;
   branch.token_last = (branch.start + branch.rows - 1) / HPG;
   branch.tile0 = max(0, branch.token_first - WINDOW + 1) / 64;
-  branch.tiles = branch.token_last / 64 + 1 - branch.tile0;
+  branch.tiles = WINDOW == 0 ? 0 : branch.token_last / 64 + 1 - branch.tile0;  // 0: it is computed elsewhere
 }
 
 // Tile number `tile` of ROWS packed rows of all sequences; false past the last one.

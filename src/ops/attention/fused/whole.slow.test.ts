@@ -1,0 +1,96 @@
+/** The fused core as a whole on the thread emulator, forward and backward, against float64. */
+import { describe, expect, it } from 'vitest';
+import { Tape } from '../../../tensor/tape.js';
+import type { Tensor } from '../../../tensor/tensor.js';
+import { type AttentionCase, randomInputs, upload } from '../../../testing/attention.js';
+import { EmulatedCuda } from '../../../testing/emulated-cuda.js';
+import { Sequences } from '../../common/sequences.js';
+import type { SparseInputs, SparseOptions } from '../nsa.js';
+import { fusedSparseAttention, fusedSparseAttentionFrom } from './op.js';
+import { fusedMacros, scorerShared } from './plan.js';
+import { compareWhole } from './testing/compare.js';
+
+const CASE: AttentionCase = {
+  name: '',
+  lengths: [430, 1, 73], // a multiple of 8: KV-outer merges so many tokens at a time, and the emulator takes whole warps
+  heads: { heads: 6, groups: 2, dk: 64, dv: 64 },
+  sparse: { l: 16, d: 8, lSel: 32, nSel: 6, w: 40 },
+};
+/** A shape of the kernels that are for Hopper alone. */
+const HOPPER: AttentionCase = { ...CASE, sparse: { l: 32, d: 16, lSel: 64, nSel: 5, w: 100 } };
+
+interface Variant {
+  readonly name: string;
+  readonly example: AttentionCase;
+  readonly architecture?: number;
+  readonly options?: SparseOptions & { readonly plain?: boolean };
+}
+const heads = (heads: number, groups: number, dk: number, dv = dk) => ({ heads, groups, dk, dv });
+const VARIANTS: readonly Variant[] = [
+  { name: 'without them', example: CASE, options: { plain: true } },
+  { name: 'tile-union', example: CASE },
+  { name: 'KV-outer', example: CASE, options: { path: 'outer' } },
+  { name: 'sums in a fixed order', example: CASE, options: { deterministic: true } },
+  { name: 'tile-gather, joint gradients', example: HOPPER, architecture: 90, options: { path: 'gather' } },
+  {
+    name: 'lists of several work items',
+    example: {
+      ...{ name: '', lengths: [800], heads: heads(1, 1, 16) },
+      sparse: { l: 32, d: 16, lSel: 64, nSel: 9, w: 20 },
+    },
+  },
+  {
+    name: 'two tiles of compressed keys, 5 heads a group, two panels of columns',
+    example: {
+      ...{ name: '', lengths: [140], heads: heads(5, 1, 80, 16) },
+      sparse: { l: 8, d: 1, lSel: 16, nSel: 5, w: 20 },
+    },
+  },
+  {
+    name: 'no overlap, more slots than lanes',
+    example: {
+      ...{ name: '', lengths: [650], heads: heads(1, 1, 16) },
+      sparse: { l: 8, d: 8, lSel: 16, nSel: 37, w: 20 },
+    },
+  },
+  {
+    name: 'blocks of 40, 16 heads a group',
+    example: {
+      ...{ name: '', lengths: [250], heads: heads(16, 1, 16) },
+      sparse: { l: 16, d: 8, lSel: 40, nSel: 5, w: 20 },
+    },
+    architecture: 90,
+  },
+  { name: 'nothing is chosen by score', example: { ...CASE, lengths: [100, 0, 7] } },
+];
+
+describe('the fused core on the emulator, with queries of the window branch apart and the scorer loss', () => {
+  it.each(VARIANTS)('equals the reference: $name', ({ example, architecture = 80, options }) => {
+    const cuda = new EmulatedCuda({ architecture });
+    const { errors, size, pairs } = compareWhole(cuda, example, { path: 'union', ...options });
+    if (pairs > 0 && !options?.plain) expect(size).toBeGreaterThan(0.1);
+    for (const [name, error] of Object.entries(errors)) expect(error, name).toBeLessThan(name === 'loss' ? 1e-4 : 6e-3);
+  });
+
+  it.each([1, 200])('gives the tokens from %i on the bits of the whole sequence', (start) => {
+    const example = { ...CASE, lengths: [300] };
+    const cuda = new EmulatedCuda({ architecture: 80 });
+    using tape = new Tape(cuda, { record: false });
+    using tokens = new Sequences(cuda, example.lengths);
+    const { dOut: _, ...given } = { ...randomInputs(example, 1, 'bf16'), qWin: randomInputs(example, 2, 'bf16').q };
+    const inputs = Object.fromEntries(
+      Object.entries(given).map(([name, value]) => [name, tape.own(upload(cuda, value))]),
+    ) as unknown as SparseInputs & { readonly qWin: Tensor };
+    const whole = fusedSparseAttention(tape, inputs, tokens, example.sparse, { path: 'union' }).out.read();
+    for (const tensor of [inputs.q, inputs.qWin, inputs.gates]) tensor.rows(0, start).zero();
+    const { out } = fusedSparseAttentionFrom(tape, inputs, tokens, example.sparse, start);
+    const from = start * out.shape[1] * out.shape[2];
+    expect(out.read().slice(from)).toEqual(whole.slice(from));
+  });
+
+  it.each([CASE, HOPPER, VARIANTS[6].example])('needs the shared memory that the plan computes: %#', (example) => {
+    const macros = fusedMacros(example, { queryMajor: false, mmaSync: false }, 1);
+    const code = new EmulatedCuda().compile(new URL('./scorer.cu', import.meta.url), macros);
+    for (const [name, bytes] of Object.entries(scorerShared(example))) expect(code.constant(name), name).toBe(bytes);
+  });
+});
