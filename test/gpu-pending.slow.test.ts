@@ -21,7 +21,9 @@ type Check = (out: string) => { ok: boolean; measured: object };
 
 const module = (name: string) => import(pathToFileURL(join(root, 'dev/gpu', name)).href);
 const { ENTRIES } = (await module('entries.mjs')) as { ENTRIES: readonly Entry[] };
-const { nothingSlower, testsPass, usesItsContext } = (await module('checks.mjs')) as {
+const { findsNeedles, nothingSlower, recipeSpeed, testsPass, usesItsContext } = (await module('checks.mjs')) as {
+  findsNeedles: (trained: number) => Check;
+  recipeSpeed: (least: number) => Check;
   usesItsContext: Check;
   nothingSlower: (percent: number) => Check;
   testsPass: (atLeast: number) => Check;
@@ -73,8 +75,20 @@ it('names files and folders there are', () => {
   expect(paths.filter((path) => !existsSync(join(root, path)))).toEqual([]);
 });
 
+/** Commands of trefoil, also those of a shell's line. */
+const ofTrefoil = [
+  ...starting('trefoil'),
+  ...starting('sh').flatMap(({ id, words: [, , line] }) =>
+    [...line.matchAll(/(?:trefoil|main\.js) ((?:train|eval|bench) [^>&;]*)/g)].map(([, rest]) => ({
+      id,
+      words: ['trefoil', ...rest.trim().split(/\s+/)],
+    })),
+  ),
+];
+
 it('commands of trefoil have flags there are', async () => {
-  for (const { id, words } of starting('trefoil')) {
+  expect(ofTrefoil.length).toBeGreaterThan(2);
+  for (const { id, words } of ofTrefoil) {
     const [, command, second] = words;
     const { stdout } = await trefoil([command, ...(second.startsWith('-') ? [] : [second]), '--help']);
     const known = new Set(stdout.match(/--[a-z][a-z-]*/g));
@@ -85,7 +99,7 @@ it('commands of trefoil have flags there are', async () => {
   }
 });
 
-it.each(commands.filter(({ words }) => words.includes('--set')))('config keys of $id exist', async ({ words }) => {
+it.each(ofTrefoil.filter(({ words }) => words.includes('--set')))('config keys of $id exist', async ({ words }) => {
   const settings = words.filter((word, i) => word === '--set' || words[i - 1] === '--set');
   const { code, stderr } = await trefoil(['train', '--config', 'base', ...settings, '--print-config']);
   expect(stderr).toBe('');
@@ -149,6 +163,29 @@ describe('checks', () => {
     for (const bad of [judged(2.15, 0.37), judged(2, 0.35)]) expect(bad.ok).toBe(false);
     write('context.json', JSON.stringify({ runs: [{ variant: 'code-dense', error: 'out of memory' }] }));
     expect(() => usesItsContext(folder.path)).toThrow('out of memory');
+  });
+
+  it('compare the recipe with training without it', () => {
+    const row = (tokens_per_s: number) => JSON.stringify({ rows: [{ tokens_per_s }] });
+    write('recipe.json', row(240_000));
+    write('plain.json', row(400_000));
+    expect(recipeSpeed(0.6)(folder.path)).toEqual({
+      ok: true,
+      measured: { recipe: 240_000, plain: 400_000, ratio: 0.6 },
+    });
+    expect(recipeSpeed(0.61)(folder.path)).toMatchObject({ ok: false });
+  });
+
+  it('want nearly all needles, also where the model was not trained', () => {
+    const judged = (...rows: readonly [length: number, accuracy: number][]) => {
+      write('needle.json', JSON.stringify({ rows: rows.map(([length, accuracy]) => ({ length, accuracy })) }));
+      return findsNeedles(1024)(folder.path);
+    };
+    const good = judged([1024, 1], [1024, 0.98], [4096, 0.97]);
+    expect(good).toMatchObject({ ok: true, measured: [{ length: 1024, found: 0.99, worst: 0.98 }, { length: 4096 }] });
+    expect(judged([1024, 0.98])).toMatchObject({ ok: false });
+    expect(judged([4096, 0.96])).toMatchObject({ ok: false });
+    expect(judged([4096, 1], [4096, 1], [4096, 1], [4096, 0.89])).toMatchObject({ ok: false });
   });
 
   it('compare two builds', () => {

@@ -29,6 +29,26 @@ export const usesItsContext = (out) => {
   return { ok: sparse.loss < dense.loss && sparse.gain >= 0.9 * dense.gain, measured: { dense, sparse } };
 };
 
+/** bench train: the recipe for context has at least this share of the tokens/s without it. */
+export const recipeSpeed = (least) => (out) => {
+  const [recipe, plain] = ['recipe.json', 'plain.json'].map(
+    (name) => JSON.parse(fileOf(out, name)).rows[0].tokens_per_s,
+  );
+  return { ok: recipe >= least * plain, measured: { recipe, plain, ratio: round(recipe / plain) } };
+};
+
+/** eval needle: 99 % at lengths up to `trained`, 97 % beyond, and 90 % at every depth. */
+export const findsNeedles = (trained) => (out) => {
+  const { rows } = JSON.parse(fileOf(out, 'needle.json'));
+  const measured = [...new Set(rows.map(({ length }) => length))].map((length) => {
+    const cells = rows.filter((row) => row.length === length).map(({ accuracy }) => accuracy);
+    const found = cells.reduce((sum, accuracy) => sum + accuracy, 0) / cells.length;
+    return { length, found: round(found), worst: Math.min(...cells) };
+  });
+  const ok = measured.every(({ length, found, worst }) => found >= (length <= trained ? 0.99 : 0.97) && worst >= 0.9);
+  return { ok, measured };
+};
+
 /** bench/peers/cuda/compare.mjs --part nsa: faster than the public kernels at every length, forward and backward. */
 export const fasterThanPublic = (out) => {
   const { ours, peers } = JSON.parse(fileOf(out, 'nsa.json')).nsa;

@@ -3,15 +3,15 @@
 // head) of a list a warp. Chosen blocks lie before block cur - 1, so a token sees all of their keys, and all compressed
 // keys that overlap them: nothing is masked. Nothing is added atomically.
 //
-// A probability p of the compressed branch gets the gradient p * (w * dI - mean), where w * dI is the part of the chosen
-// blocks it overlaps and `mean` the mean of these parts over all compressed keys. The part `mean`, which every visible
-// key has, goes through the compressed branch's own backward pass, in its delta (scorer_delta).
+// A probability p of the compressed branch gets the gradient p * (w * dI - mean), where w * dI is the part of the
+// chosen blocks it overlaps and `mean` the mean of these parts over all compressed keys. The part `mean`, which every
+// visible key has, goes through the compressed branch's own backward pass, in its delta (scorer_delta).
 #include "matrix.cuh"
 #include "plan.cuh"
 #include "top-blocks.cuh"
 
-constexpr float LEAST = 1e-20f;  // less importance, or a lower gate, counts as this much, without a gradient
-constexpr int WIDTH = PER_BLOCK + CARRY;     // compressed keys that overlap a selection block
+constexpr float LEAST = 1e-20f;           // less importance, or a lower gate, counts as this much, without a gradient
+constexpr int WIDTH = PER_BLOCK + CARRY;  // compressed keys that overlap a selection block
 constexpr int KEY_TILES = (WIDTH + 15) / 16;  // of 16 compressed keys
 constexpr int SLICES = DK / 16;
 constexpr int ROWS = 16, WARPS = 4;
@@ -22,7 +22,8 @@ constexpr int LIST_BYTES = SEL_CHUNK * 4, BLOCK_BYTES = PK * PANEL, CMP_BYTES = 
 constexpr int QUERY_BYTES = WARPS * PK * ROW_PANEL;
 EXPORT(scorer_shares_shared, LIST_BYTES + CMP_BYTES + QUERY_BYTES + BLOCK_BYTES + 128)
 // Beside these a tile of score gradients for each warp, and the sums of the keys' gradients
-EXPORT(scorer_gradients_shared, LIST_BYTES + CMP_BYTES + QUERY_BYTES + WARPS * ROWS * 32 + KEY_TILES * ROWS * DK * 4 + 128)
+EXPORT(scorer_gradients_shared,
+       LIST_BYTES + CMP_BYTES + QUERY_BYTES + WARPS * ROWS * 32 + KEY_TILES * ROWS * DK * 4 + 128)
 EXPORT(scorer_width, WIDTH)
 
 // Tokens that compressed key `key` of the WIDTH ones shares with the block, in strides; 0 past the last key.
@@ -68,9 +69,10 @@ __device__ __forceinline__ bool chosen_tokens(Chosen& chosen, unsigned char* sha
   return true;
 }
 
-// Starts the copy of `count` rows of DK columns by `THREADS` threads into panels `panel` bytes apart; row(r) < 0: zeros.
-template <int THREADS, class Row> __device__ __forceinline__ void copy_rows(u32 to, int panel, int count, int thread,
-                                                                            const bf16* from, Row row) {
+// Starts the copy of `count` rows of DK columns by `THREADS` threads into panels `panel` bytes apart; row(r) < 0:
+// zeros.
+template <int THREADS, class Row>
+__device__ __forceinline__ void copy_rows(u32 to, int panel, int count, int thread, const bf16* from, Row row) {
   constexpr int CHUNKS = PK * 8;
   for (int c = thread; c < count * CHUNKS; c += THREADS) {
     const int r = c / CHUNKS, chunk = c % CHUNKS;
@@ -109,16 +111,16 @@ __device__ __forceinline__ void scores(float (&d)[8], const u32 (&a)[SLICES][4],
 #pragma unroll
   for (int s = 0; s < SLICES; s++) {
     u32 b[4];
-    load_fragment<false>(b, keys + s / 4 * panel +
-                                swizzle(key0 + (lane >> 4) * 8 + (lane & 7), s % 4 * 2 + ((lane >> 3) & 1)));
+    load_fragment<false>(
+        b, keys + s / 4 * panel + swizzle(key0 + (lane >> 4) * 8 + (lane & 7), s % 4 * 2 + ((lane >> 3) & 1)));
     mma_bf16(d, a[s][0], a[s][1], a[s][2], a[s][3], b[0], b[1]);
     mma_bf16(d + 4, a[s][0], a[s][1], a[s][2], a[s][3], b[2], b[3]);
   }
 }
 __device__ __forceinline__ int key_of(int e) { return e / 4 * 8 + (threadIdx.x & 3) * 2 + (e & 1); }
 
-// Of every chosen block of every row: its share of the selected branch's attention, and its importance, the sum of
-// overlap * p. shares: [T, G, n, h] pairs. grid (upper bound of items)
+// Writes two numbers for each chosen block of a row: its share of the selected branch's attention, and its importance,
+// the sum of overlap * p. shares: [T, G, n, h] pairs. grid (upper bound of items)
 extern "C" __global__ void __launch_bounds__(WARPS * 32) scorer_shares(
     const bf16* q, const bf16* k_sel, const bf16* k_cmp, const float* lse_sel, const float* lse_cmp, float2* shares,
     const int* items, const int* offsets, const u32* lists, const int* cu_seqlens, const int* cu_cmp,
@@ -169,8 +171,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) scorer_shares(
   }
 }
 
-// A warp per (token, group): the loss, the gradient of the importance of each slot [T, G, n], and for each head the mean
-// of its gradients [T, H].
+// A warp per (token, group): the loss, the gradient of the importance of each slot [T, G, n], and for each head the
+// mean of its gradients [T, H].
 extern "C" __global__ void __launch_bounds__(256) scorer_losses(const int* selected, const float2* shares,
                                                                 float* d_importance, float* mean, float* losses,
                                                                 const int* cu_seqlens, int sequences) {
@@ -190,7 +192,8 @@ extern "C" __global__ void __launch_bounds__(256) scorer_losses(const int* selec
     for (int r = 0; r < HPG; r++) {
       const float2 x = chosen ? shares[(item * SEL_N + slot) * HPG + r] : make_float2(0.0f, 0.0f);
       mass[i] += x.x;
-      importance[i] += of_head[i][r] = x.y;
+      importance[i] += x.y;
+      of_head[i][r] = x.y;
     }
     blocks += chosen;
     all_mass += mass[i];
@@ -231,9 +234,9 @@ extern "C" __global__ void __launch_bounds__(256) scorer_delta(float* delta, con
   if (gate > LEAST) delta[row] += mean[row] * factor / gate;
 }
 
-// What chosen blocks alone have: dS = p * overlap * dI. Adds dS * K to the selected branch's shares of dQ [T, G, n, h,
-// Dk], and writes dS^T * Q, the keys' gradient, as a part of its own for every item: parts [items, WIDTH, Dk].
-// grid (upper bound of items), after selected_backward
+// The gradient that chosen blocks alone have: dS = p * overlap * dI. Adds dS * K to the selected branch's shares of dQ
+// [T, G, n, h, Dk], and writes dS^T * Q, the keys' gradient, as a part of its own for every item: parts [items, WIDTH,
+// Dk]. grid (upper bound of items), after selected_backward
 extern "C" __global__ void __launch_bounds__(WARPS * 32) scorer_gradients(
     const bf16* q, const bf16* k_cmp, const float* lse_cmp, const float* d_importance, const float* gates, float factor,
     bf16* shares, float* parts, const int* items, const int* offsets, const u32* lists, const int* cu_seqlens,
@@ -283,8 +286,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) scorer_gradients(
 #pragma unroll
       for (int e = 0; e < 8; e++) {
         const int key = k * ROWS + key_of(e);
-        d[e] = key < WIDTH ? weight[e / 2 & 1] * overlap(key) * exp2_approximate(fmaf(d[e], c, -shift[e / 2 & 1]))
-                           : 0.0f;
+        d[e] =
+            key < WIDTH ? weight[e / 2 & 1] * overlap(key) * exp2_approximate(fmaf(d[e], c, -shift[e / 2 & 1])) : 0.0f;
       }
       // dS as the left operand of dQ [rows, Dk] = dS * K, and its transpose as that of dK [keys, Dk] = dS^T * Q
 #pragma unroll

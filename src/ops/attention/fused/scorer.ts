@@ -1,4 +1,4 @@
-/** The scorer loss beside the fused kernels: what scorer.cu computes, and when. */
+/** The scorer loss beside the fused kernels: the launches of scorer.cu. */
 import { type CudaRuntime, f32, f64 } from '../../../device/cuda/runtime.js';
 import type { Tape } from '../../../tensor/tape.js';
 import type { Tensor } from '../../../tensor/tensor.js';
@@ -27,7 +27,7 @@ export function scorerRefusal(sparse: SparseShape): string | null {
 export class FusedScorer {
   /** [1], the mean over the (token, group) pairs that chose at least two blocks by score; 0 without such pairs. */
   readonly loss: Tensor;
-  /** What the backward pass reads: the gradient of the importances [T, G, n], and for each head their mean [T, H]. */
+  /** Read by the backward pass: the gradient of the importances [T, G, n], and for each head their mean [T, H]. */
   readonly saved: readonly [dImportance: Tensor, mean: Tensor];
   readonly #batch: FusedBatch;
   readonly #inputs: SparseInputs;

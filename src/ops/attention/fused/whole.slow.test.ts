@@ -12,7 +12,8 @@ import { compareWhole } from './testing/compare.js';
 
 const CASE: AttentionCase = {
   name: '',
-  lengths: [430, 1, 73], // a multiple of 8: KV-outer merges so many tokens at a time, and the emulator takes whole warps
+  // A multiple of 8, the tokens that KV-outer merges at a time: the emulator takes whole warps.
+  lengths: [430, 1, 73],
   heads: { heads: 6, groups: 2, dk: 64, dv: 64 },
   sparse: { l: 16, d: 8, lSel: 32, nSel: 6, w: 40 },
 };
