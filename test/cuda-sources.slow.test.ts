@@ -134,12 +134,14 @@ describe('CUDA sources', () => {
   it.each([80, 89, 100, 120])('of a training step compile for compute capability %i / 10', async (architecture) => {
     if (!process.env['TREFOIL_LONG']) return; // said below
     await compileAll(wantedBy(shapeOf({}), 'bf16', {}, architecture), false, architecture);
-    await compileAll(wantedToDecode(shapeOf({}), 'bf16', 2, architecture), false, architecture);
+    for (const positions of [{}, RECIPE])
+      await compileAll(wantedToDecode(shapeOf({}, positions), 'bf16', 2, architecture), false, architecture);
     await compileAll(wantedBy(shapeOf({}, RECIPE), 'bf16', { scorerWeight: 0.1 }, architecture), false, architecture);
   });
 
   const DECODE: readonly [string, ModelShape, 'f32' | 'bf16', number, number][] = [
     ['one sequence', shapeOf({}), 'bf16', 1, 4],
+    ['one sequence, positions in the window alone', shapeOf({}, RECIPE), 'bf16', 1, 4],
     ['one sequence, SwiGLU', shapeOf({ mlp: 'swiglu' }), 'bf16', 1, 4],
     ['20 sequences, SwiGLU', shapeOf({ mlp: 'swiglu' }), 'bf16', 20, 4],
     ['33 sequences, SwiGLU, conv', shapeOf({ mlp: 'swiglu' }, { phi: 'conv' }), 'bf16', 33, 4],

@@ -21,7 +21,7 @@ SOURCES = (
     + [(f"{name}/cuda.cu", f"ELEMENT={element} FOURS=1") for name in BRANCHES for element in ("f32", "bf16")]
     + [("decode/paged/cuda.cu", "DTYPE=bf16"), ("decode/step/dense.cu", SHAPE)]
     + [("decode/step/attention.cu", f"{SHAPE} CLUSTER={cluster}") for cluster in (2, 8)]
-    + [("decode/step/token.cu", f"{SHAPE} DIM=768")]
+    + [("decode/step/spread.cu", SHAPE), ("decode/step/token.cu", f"{SHAPE} DIM=768")]
 )
 STACK, REGISTERS = 0x12, 0x2F  # attributes of section .nv.info
 

@@ -48,7 +48,7 @@ export const ENTRIES = [
   {
     id: 'recipe-speed',
     feature: 'the recipe for context by fused kernels: the 155M model at 32,768 tokens beside the same without it',
-    seconds: 120,
+    seconds: 90,
     commands: [
       [
         'sh',
@@ -67,6 +67,16 @@ export const ENTRIES = [
       'a quarter of an hour',
     failed:
       'the same figure; bench train --profile: scorer_shares, scorer_gradients and window_query_gradient come first',
+  },
+  {
+    id: 'decode-step',
+    feature: 'a decode step of a model with positions in the window alone (nsa.rope: window), among all tests of the step',
+    seconds: 90,
+    commands: [tests(['src/ops/attention/decode/step/step.slow.test.ts'], not('emulated'))],
+    expected: 'no test fails',
+    check: checks.testsPass(60),
+    passed: 'docs/reference/testing.md: the row of this file',
+    failed: 'decodeStepRefusal refuses such a model again, until the kernel is repaired',
   },
   {
     id: 'context-language',
@@ -88,7 +98,7 @@ export const ENTRIES = [
   {
     id: 'needle-one-run',
     feature: 'the needle model for 65,536 tokens in one run, by the scorer loss instead of a first run of one branch',
-    seconds: 260,
+    seconds: 200,
     commands: [
       [
         'sh',

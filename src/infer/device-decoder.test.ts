@@ -82,6 +82,7 @@ const VARIANTS: Record<string, Sections> = {
   conv: { nsa: { phi: 'conv', cmp_rope: 'before', gate: 'sigmoid' } },
   'scaled positions, tied, swiglu': { model: { rope_scale: 2, tie_embeddings: true, mlp: 'swiglu' } },
   'no rotation of compressed keys, 6 heads a group': { model: { n_heads: 12, d_k: 64 }, nsa: { cmp_rope: 'none' } },
+  'positions in the window alone': { nsa: { rope: 'window', cmp_rope: 'none' } },
   'compressed branch alone': { nsa: { force_branch: 'cmp' } },
   'selected branch alone': { nsa: { force_branch: 'sel' } },
   'every block': { nsa: { n_sel: 20 } },

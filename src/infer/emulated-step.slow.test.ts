@@ -68,10 +68,15 @@ describe('a step on an emulated GPU', () => {
     sequence.free();
   });
 
-  it('equals float64 with biases, norms of heads and yarn', async () => {
-    const rope = { rope_type: 'yarn', rope_factor: 4, rope_original_context: 64, rope_theta: 1000 };
-    const options = { ...config.model, qkv_bias: true, qk_norm: true, ...rope };
-    const own = tinyModel(tinyConfig({ model: options, nsa: NSA }), 256, 5, { device, dtype: 'bf16' });
+  const yarn = { rope_type: 'yarn', rope_factor: 4, rope_original_context: 64, rope_theta: 1000 };
+  it.each([
+    ['biases, norms of heads and yarn', { qkv_bias: true, qk_norm: true, ...yarn }, {}],
+    ['positions in the window alone', {}, { rope: 'window', cmp_rope: 'none' }],
+  ])('equals float64 with %s', async (name, more, positions) => {
+    const options = { ...config.model, ...more };
+    const own = tinyModel(tinyConfig({ model: options, nsa: { ...NSA, ...positions } }), 256, 5, {
+      ...{ device, dtype: 'bf16' },
+    });
     own.parameters.forEach(({ name, value }, k) => {
       const isNorm = /[qk]_norm$/.test(name);
       if (!isNorm && !name.endsWith('qkv_bias')) return;
@@ -87,7 +92,7 @@ describe('a step on an emulated GPU', () => {
       comparison.next(tokenAt(at, 1), selectionOfRow(decoder, 0), `token ${at}`, decoder.logits()[0]);
       await setImmediate();
     }
-    comparison.finish('with biases and norms');
+    comparison.finish(name);
     decoder.free();
     sequence.free();
     own.free();

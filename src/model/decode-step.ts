@@ -36,7 +36,7 @@ const TILES = { projection: 1, output: 1, up: 3, gatedUp: 2, head: 4 };
 
 function stepShape(shape: ModelShape): StepShape {
   const sparse = shape.attention === 'dense' ? null : sparseShapeOf(shape);
-  return { heads: headShapeOf(shape), sparse, cmpRope: shape.nsa.cmpRope };
+  return { heads: headShapeOf(shape), sparse, cmpRope: shape.nsa.cmpRope, rope: shape.nsa.rope };
 }
 
 /** The reason why these kernels do not support a model; null if they do. */
@@ -46,7 +46,6 @@ export function decodeStepRefusal({ device, shape, dtype, adapters }: LanguageMo
   if (adapters.length > 0) return 'adapters that are not merged are not fused';
   if (shape.attention === 'nsa' && sparseLayers(shape).length < shape.nLayers) return 'window layers are not fused';
   if (shape.attention === 'nsa' && shape.nsa.phi === 'mlp') return 'phi mlp is not fused';
-  if (shape.attention === 'nsa' && shape.nsa.rope !== 'all') return 'positions in the window alone are not fused';
   if (shape.attention === 'nsa' && shape.nsa.sharedKv) return 'keys and values shared by the branches are not fused';
   if (shape.outBias || shape.mlpBias) return 'biases of the output projection and of the feed-forward are not fused';
   const { heads, dv } = headShapeOf(shape);

@@ -101,6 +101,7 @@ export class StepReplay {
         heads: headShapeOf(shape),
         sparse: sparseShapeOf(shape),
         cmpRope: shape.nsa.cmpRope,
+        windowRope: shape.nsa.rope === 'window',
         round,
         rope: rotaryAngles(rotaryShapeOf(shape)),
         phi: shape.nsa.phi === 'conv' ? { keys: phi('k'), values: phi('v') } : null,

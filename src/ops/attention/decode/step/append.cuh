@@ -7,6 +7,10 @@
 #ifndef CMP_ROPE
 #define CMP_ROPE 2
 #endif
+// 1 = queries and keys are rotated in the window branch alone (nsa.rope: window); CMP_ROPE is then 0
+#ifndef ROPE_WINDOW
+#define ROPE_WINDOW 0
+#endif
 
 // Partial softmax of the heads: maxima [HPG], sums [HPG], results [HPG][DV].
 struct Partial {
@@ -36,12 +40,14 @@ __device__ __forceinline__ float push_raw(bf16* tail, int row, int width, int co
   return weight != nullptr ? sum : sum / CMP_L;
 }
 
-// New keys of one branch, rotated, and values go to their page, by `threads` threads.
-template <int SIZE> __device__ __forceinline__ void append(bf16* page, int g, int slot, const bf16* keys,
-                                                           const bf16* values, const float2* rotation, int thread,
-                                                           int threads) {
+// New keys of one branch, rotated if ROTATED, and values go to their page, by `threads` threads.
+template <int SIZE, bool ROTATED = true>
+__device__ __forceinline__ void append(bf16* page, int g, int slot, const bf16* keys, const bf16* values,
+                                       const float2* rotation, int thread, int threads) {
   bf16* const to = keys_of<SIZE>(page, g) + slot * DK;
-  for (int j = thread; j < DK / 2; j += threads) {
+  if (!ROTATED)
+    for (int c = thread; c < DK; c += threads) to[c] = keys[c];
+  for (int j = thread; ROTATED && j < DK / 2; j += threads) {
     const float a = read_one(keys + j), b = read_one(keys + j + DK / 2);
     const float2 turn = rotation[j];
     write_one(to + j, a * turn.x - b * turn.y);
@@ -110,9 +116,8 @@ __device__ __forceinline__ void append_token(const Caches& caches, bf16* page, i
   const int task = append_task<THREADS>(), thread = threadIdx.x % QUARTER;
   const bf16 *const selected = token + DK + DV, *const window = selected + DK + DV;
   if (task == 0)
-    append<SEL_L>(page, g, position % SEL_L, selected, selected + DK, rotation, thread, QUARTER);
-  else if (task == 1)
-    append<PAGE>(page, g, position % PAGE, window, window + DK, rotation, thread, QUARTER);
+    append<SEL_L, !ROPE_WINDOW>(page, g, position % SEL_L, selected, selected + DK, rotation, thread, QUARTER);
+  else if (task == 1) append<PAGE>(page, g, position % PAGE, window, window + DK, rotation, thread, QUARTER);
   else
     for (int c = (int)threadIdx.x - 2 * QUARTER; c < DK + DV; c += 2 * QUARTER) {
       const bool is_key = c < DK;

@@ -54,6 +54,9 @@ static_assert(LEAD <= 32, "a lane for each compressed block that begins before a
 
 struct Shared {
   alignas(16) bf16 q[8 * HALVES * DK], token[TOKEN];
+#if ROPE_WINDOW
+  alignas(16) bf16 window_q[8 * HALVES * DK];
+#endif
   Partials<WARPS> partials[WINDOW_MEANWHILE ? 2 : 1];  // one branch after the other; a window merged late in the second
   // Partial results of the cluster's blocks: all maxima and sums, and this block's elements of the result.
   alignas(16) float block_results[3][CLUSTER][NUMBERS_ROW];
@@ -497,7 +500,12 @@ step_attention(const bf16* projection, const float* logits, const float* bias, c
   const float2* const rotation = rotations + b * DK;
   TokenPiece piece;
   if (appends) piece.load(row, g);
+#if ROPE_WINDOW
+  copy_queries<THREADS>(s.q, row, g);
+  rotate_queries<THREADS>(s.window_q, row, rotation, g);
+#else
   rotate_queries<THREADS>(s.q, row, rotation, g);
+#endif
   if (appends) piece.store(s.token);
   // By the last warps, which have the fewest queries.
   const Gate gates = {gate, temperature, {gate_cmp, gate_sel, gate_win}};
@@ -551,6 +559,9 @@ step_attention(const bf16* projection, const float* logits, const float* bias, c
   const auto ignore = [](int, int, const float*, float, float, float) {};
   running.reset();
   seen = 0;
+#if ROPE_WINDOW
+  queries.load(s.window_q);
+#endif
   if (parts & WINDOWED)
     for (int u = window_unit; u * UNIT <= position; u += CLUSTER * WARPS) {
       const int from_key = low - u * UNIT > 0 ? low - u * UNIT : 0;
@@ -560,6 +571,9 @@ step_attention(const bf16* projection, const float* logits, const float* bias, c
       running.see(unit[0], queries, from_key, to_key, ignore);
       seen += to_key - from_key;
     }
+#if ROPE_WINDOW
+  queries.load(s.q);
+#endif
   Partials<WARPS>& window = s.partials[WINDOW_MEANWHILE ? 1 : 0];
   running.finish<ROW>(window.tops[warp], window.sums[warp], &window.results[warp][0][0]);
   if (lane == 0 && seen > 0) atomicAdd(&s.seen[WIN], seen);

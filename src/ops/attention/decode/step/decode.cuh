@@ -263,6 +263,15 @@ __device__ __forceinline__ void rotate_queries(bf16* q, const bf16* projection, 
   }
 }
 
+// The same without a rotation.
+template <int THREADS> __device__ __forceinline__ void copy_queries(bf16* q, const bf16* projection, int g) {
+  for (int i = threadIdx.x; i < HALVES * DK; i += THREADS) {  // pieces of 16 bytes
+    const int r = i / (DK / 8);
+    const uint4 piece = *(const uint4*)(projection + (r < HPG ? g * HPG * DK + i * 8 : 0));
+    ((uint4*)q)[i] = r < HPG ? piece : make_uint4(0, 0, 0, 0);
+  }
+}
+
 // Weights of the branches. kind: 0 = sigmoid, 1 = softmax, 2 = the constants given (compressed, selected, window).
 struct Gate {
   int kind;

@@ -28,6 +28,8 @@ export interface StepProblem {
   readonly sparse: SparseShape;
   readonly rope: RotaryAngles;
   readonly cmpRope: 'before' | 'after' | 'none';
+  /** Whether queries and keys of the window branch alone are rotated. */
+  readonly windowRope?: boolean;
   /** Weights of phi conv [l, groups, size]; null for the mean. */
   readonly phi: { readonly keys: Float64Array; readonly values: Float64Array } | null;
   /** Rounds a number as storing it does. */
@@ -55,7 +57,7 @@ export function stepImportance(
   const { heads, sparse } = problem;
   const { kCmp } = compressedHistory(problem, history, projection, position);
   const q = new Float64Array((position + 1) * heads.heads * heads.dk);
-  q.set(queries(problem, projection, position), position * heads.heads * heads.dk);
+  q.set(queries(problem, projection, position, !problem.windowRope), position * heads.heads * heads.dk);
   const known = compressedCount(position + 1, sparse.l, sparse.d);
   const score = importance(q, kCmp, [0, position + 1], [0, known], heads, sparse);
   return Array.from({ length: heads.groups }, (_, group) => score(position, group));
@@ -69,23 +71,23 @@ export function stepForward(
   position: number,
   selected: readonly (readonly number[])[],
 ): StepResult {
-  const { heads, sparse } = problem;
+  const { heads, sparse, windowRope = false } = problem;
   const [sel, win] = [part(problem, projection, 1), part(problem, projection, 2)];
   const now: StepHistory = {
     ...compressedHistory(problem, history, projection, position),
-    kSel: joined(history.kSel, turned(problem, sel.k, position)),
+    kSel: joined(history.kSel, windowRope ? sel.k : turned(problem, sel.k, position)),
     vSel: joined(history.vSel, sel.v),
     kWin: joined(history.kWin, turned(problem, win.k, position)),
     vWin: joined(history.vWin, win.v),
   };
-  const q = queries(problem, projection, position);
-  const attend = (k: Float64Array, v: Float64Array, visible: (group: number) => number[]) =>
-    attendForward(q, k, v, heads, (_, group) => visible(group)).out;
+  const [q, qWin] = [!windowRope, true].map((isRotated) => queries(problem, projection, position, isRotated));
+  const attend = (k: Float64Array, v: Float64Array, visible: (group: number) => number[], of = q) =>
+    attendForward(of, k, v, heads, (_, group) => visible(group)).out;
   const tokensOf = (index: number) => range(index * sparse.lSel, Math.min(position + 1, (index + 1) * sparse.lSel));
   return {
     oCmp: attend(now.kCmp, now.vCmp, () => range(0, compressedCount(position + 1, sparse.l, sparse.d))),
     oSel: attend(now.kSel, now.vSel, (group) => (selected[group] ?? []).flatMap(tokensOf)),
-    oWin: attend(now.kWin, now.vWin, () => range(Math.max(0, position + 1 - sparse.w), position + 1)),
+    oWin: attend(now.kWin, now.vWin, () => range(Math.max(0, position + 1 - sparse.w), position + 1), qWin),
     history: now,
   };
 }
@@ -123,8 +125,9 @@ function turned({ heads, rope, round }: StepProblem, x: Float64Array, position: 
   return round(rotated(x, heads.dk, position, rope));
 }
 
-function queries(problem: StepProblem, projection: Float64Array, position: number): Float64Array {
-  return turned(problem, projection.slice(0, problem.heads.heads * problem.heads.dk), position);
+function queries(problem: StepProblem, projection: Float64Array, position: number, isRotated: boolean): Float64Array {
+  const q = projection.slice(0, problem.heads.heads * problem.heads.dk);
+  return isRotated ? turned(problem, q, position) : q;
 }
 
 function rotated(x: Float64Array, size: number, position: number, rope: RotaryAngles): Float64Array {

@@ -8,6 +8,8 @@ export interface StepShape {
   readonly sparse: SparseShape | null;
   /** When compressed keys are rotated. */
   readonly cmpRope: 'before' | 'after' | 'none';
+  /** Branches whose queries and keys are rotated: all (default), or the window alone, which needs `cmpRope: none`. */
+  readonly rope?: 'all' | 'window';
 }
 
 /** Columns of a piece of 16 bytes times the four lanes that share a row. */
@@ -36,7 +38,7 @@ export function stepRefusal({ heads, sparse }: StepShape, widths: readonly numbe
   return null;
 }
 
-export function stepMacros({ heads, sparse, cmpRope }: StepShape): KernelMacros {
+export function stepMacros({ heads, sparse, cmpRope, rope }: StepShape): KernelMacros {
   const { l, d, lSel, nSel, w } = sparse ?? { l: 32, d: 16, lSel: 64, nSel: 16, w: 512 };
   return {
     HEADS: heads.heads,
@@ -49,6 +51,7 @@ export function stepMacros({ heads, sparse, cmpRope }: StepShape): KernelMacros 
     SEL_N: nSel,
     WINDOW: w,
     CMP_ROPE: { none: 0, before: 1, after: 2 }[cmpRope],
+    ...(sparse && rope === 'window' ? { ROPE_WINDOW: 1 } : {}),
   };
 }
 

@@ -55,7 +55,11 @@ step_scores(const bf16* projection, const int* positions, const float2* rotation
   const float2* const rotation = rotations + b * DK;
   TokenPiece piece;
   if (appends) piece.load(row, g);
+#if ROPE_WINDOW
+  copy_queries<THREADS>(s.q, row, g);
+#else
   rotate_queries<THREADS>(s.q, row, rotation, g);
+#endif
   if (appends) piece.store(s.token);
   __syncthreads();
   Queries queries;

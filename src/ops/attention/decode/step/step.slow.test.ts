@@ -214,6 +214,7 @@ interface Case {
   /** Tokens before the new one, of each sequence. */
   readonly positions: readonly number[];
   readonly cmpRope?: StepShape['cmpRope'];
+  readonly rope?: 'window';
   readonly conv?: boolean;
   readonly gate?: 'softmax' | 'sigmoid' | 'fixed';
   /** Tokens that there is room for. */
@@ -308,6 +309,20 @@ const CASES: readonly Case[] = [
     conv: true,
   },
   {
+    name: 'positions in the window alone',
+    heads: heads(12, 2, 64),
+    sparse: { ...PAPER, l: 16, d: 8, nSel: 5, w: 100 },
+    positions: [1007, 1500, 3],
+    ...{ cmpRope: 'none', rope: 'window' },
+  },
+  {
+    name: 'positions in the window alone, compressed keys spread',
+    heads: heads(12, 1, 32),
+    sparse: SMALL,
+    positions: [1203, 900],
+    ...{ cmpRope: 'none', rope: 'window', spread: true },
+  },
+  {
     name: '16 heads of 128',
     heads: heads(16, 1, 128),
     sparse: { ...PAPER, nSel: 6, w: 100 },
@@ -345,6 +360,8 @@ const ALWAYS_EMULATED = [
   'no overlap, one head a group',
   'ranked by warps, in clusters of two',
   'too many blocks for warps to rank',
+  'positions in the window alone',
+  'positions in the window alone, compressed keys spread',
 ];
 function emulationOf({ name, positions }: Case): Emulation {
   if (ALWAYS_EMULATED.includes(name)) return 'always';
@@ -422,6 +439,7 @@ describe('attention of a step', () => {
 
 function check(device: StepDevice, example: Case): void {
   const { heads, sparse, positions, cmpRope = 'after', conv = false, gate = 'softmax', spread, cluster } = example;
+  const { rope: rotated = 'all' } = example;
   const context = example.context ?? Math.max(...positions) + 1;
   const tape = new Tape(device, { record: false });
   const batch = positions.length;
@@ -431,7 +449,8 @@ function check(device: StepDevice, example: Case): void {
   const rope = rotaryAngles(rotary);
   const weights = (size: number, seed: number) => randomValues(sparse.l * groups * size, seed);
   const phi = conv ? { keys: weights(dk, 90), values: weights(dv, 91) } : null;
-  const problem: StepProblem = { heads, sparse, rope, cmpRope, phi, round: (x) => rounded(x, 'bf16') };
+  const windowRope = rotated === 'window';
+  const problem: StepProblem = { heads, sparse, rope, cmpRope, windowRope, phi, round: (x) => rounded(x, 'bf16') };
   const projection = bf16(batch * width, 1, 2);
   const logits = randomValues(batch * 3 * heads.heads, 2);
   const bias = randomValues(3 * heads.heads, 3);
@@ -514,7 +533,7 @@ function check(device: StepDevice, example: Case): void {
     win: filled(64, positions, 'kWin', 'vWin'),
     tail,
   };
-  const shape: StepShape = { heads, sparse, cmpRope };
+  const shape: StepShape = { heads, sparse, cmpRope, rope: rotated };
   const options = { ...(spread === undefined ? {} : { spread }), ...(cluster === undefined ? {} : { cluster }) };
   const kernels = new StepKernels(device, shape, 96, batch, { context, ...options });
   const buffers = {
