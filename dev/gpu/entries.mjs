@@ -70,7 +70,8 @@ export const ENTRIES = [
   },
   {
     id: 'decode-step',
-    feature: 'a decode step of a model with positions in the window alone (nsa.rope: window), among all tests of the step',
+    feature:
+      'a decode step of a model with positions in the window alone (nsa.rope: window), among all tests of the step',
     seconds: 90,
     commands: [tests(['src/ops/attention/decode/step/step.slow.test.ts'], not('emulated'))],
     expected: 'no test fails',
