@@ -30,9 +30,9 @@ export interface ServeLoad {
 
 /** Milliseconds. */
 export interface Percentiles {
-  readonly p50: number;
-  readonly p99: number;
-  readonly max: number;
+  readonly p50: number | null;
+  readonly p99: number | null;
+  readonly max: number | null;
 }
 
 export interface ServeResult {
@@ -46,8 +46,8 @@ export interface ServeResult {
   readonly seconds: number;
   /** Generated tokens of completed requests per second. */
   readonly goodput: number;
-  /** Tokens per second between the last first token and the first end: all requests decode then. NaN where none overlap. */
-  readonly decode_tokens_per_s: number;
+  /** Tokens per second between the last first token and the first end: all requests decode then. Null where none overlap. */
+  readonly decode_tokens_per_s: number | null;
   /** From the request to the first byte of the answer, to the first token, between tokens, per token, and to the end. */
   readonly first_byte_ms: Percentiles;
   readonly ttft_ms: Percentiles;
@@ -202,7 +202,7 @@ function summary(samples: readonly Sample[], seconds: number): ServeResult {
     failed: of('failed').length,
     seconds,
     goodput: tokens / seconds,
-    decode_tokens_per_s: to > from ? (1000 * inside) / (to - from) : Number.NaN,
+    decode_tokens_per_s: to > from ? (1000 * inside) / (to - from) : null,
     first_byte_ms: percentiles(completed.map(({ firstByteAt, startedAt }) => firstByteAt - startedAt)),
     ttft_ms: percentiles(completed.map(({ tokensAt, startedAt }) => tokensAt[0] - startedAt)),
     itl_ms: percentiles(completed.flatMap(({ tokensAt }) => tokensAt.slice(1).map((at, i) => at - tokensAt[i]))),
@@ -217,7 +217,7 @@ function summary(samples: readonly Sample[], seconds: number): ServeResult {
 
 function percentiles(values: readonly number[]): Percentiles {
   const sorted = [...values].sort((a, b) => a - b);
-  const at = (share: number) => sorted[Math.min(sorted.length - 1, Math.floor(share * sorted.length))] ?? Number.NaN;
+  const at = (share: number) => sorted[Math.min(sorted.length - 1, Math.floor(share * sorted.length))] ?? null;
   return { p50: at(0.5), p99: at(0.99), max: at(1) };
 }
 

@@ -30,6 +30,18 @@ it('measures a closed loop, and compares with the model alone', async () => {
   expect(result.ttft_ms.p50).toBeLessThan(result.e2e_ms.p50);
 });
 
+it('has null for what so few requests do not measure', async () => {
+  const load = ['--model', folder, '--requests', '2', '--concurrency', '1', '--output-tokens', '1'];
+  const { stdout } = await bench(...load, '--json');
+  expect(JSON.parse(stdout)).toMatchObject({
+    completed: 2,
+    decode_tokens_per_s: null,
+    decode_ratio: null,
+    itl_ms: { p50: null, p99: null, max: null },
+  });
+  expect((await bench(...load)).stdout).toMatch(/^ITL +– +– +–$/m);
+});
+
 it('refuses what a full queue cannot take under Poisson arrivals, and survives disconnects', async () => {
   const load = ['--requests', '60', '--rate', '500', '--output-tokens', '30', '--disconnect', '0.3'];
   const { code, stdout } = await bench('--model', folder, ...load, '--max-batch', '2', '--max-queued', '4');

@@ -104,7 +104,8 @@ function load(url: string, options: Options, io: Io): Promise<ServeResult> {
 }
 
 function report(result: ServeResult, alone: number | null, { json }: Options, io: Io): void {
-  const ratio = alone === null ? {} : { decode_alone: alone, decode_ratio: result.decode_tokens_per_s / alone };
+  const { decode_tokens_per_s: decode } = result;
+  const ratio = alone === null ? {} : { decode_alone: alone, decode_ratio: decode === null ? null : decode / alone };
   if (json) {
     printJson(io, { ...result, ...ratio });
     return;
@@ -114,12 +115,15 @@ function report(result: ServeResult, alone: number | null, { json }: Options, io
     `${requests} requests in ${seconds.toFixed(1)} s: ${completed} completed, ${refused} refused (429), ` +
       `${disconnected} disconnected, ${failed} failed`,
   );
-  const { decode_tokens_per_s: decode } = result;
-  const share = alone === null ? '' : `, ${(decode / alone).toFixed(3)} of ${alone.toFixed(0)} without a server`;
+  const share = (rate: number) =>
+    alone === null ? '' : `, ${(rate / alone).toFixed(3)} of ${alone.toFixed(0)} without a server`;
   // Not measured where requests did not all decode at the same time.
-  const rate = Number.isFinite(decode) ? `, decode ${decode.toFixed(1)} tok/s${share}` : '';
+  const rate = decode === null ? '' : `, decode ${decode.toFixed(1)} tok/s${share(decode)}`;
   io.out(`goodput ${result.goodput.toFixed(1)} tok/s${rate}`);
-  const row = (name: string, { p50, p99, max }: Percentiles) => [name, ...[p50, p99, max].map((ms) => ms.toFixed(2))];
+  const row = (name: string, { p50, p99, max }: Percentiles) => [
+    name,
+    ...[p50, p99, max].map((ms) => (ms === null ? '–' : ms.toFixed(2))),
+  ];
   const rows = [
     row('first byte', result.first_byte_ms),
     row('TTFT', result.ttft_ms),
