@@ -191,6 +191,14 @@ describe('CUDA sources', () => {
   });
 });
 
+it('the scorer loss has kernels of its own where a forced branch closes the gate of the compressed branch', () => {
+  const wanted = (nsa: Section) =>
+    wantedBy(shapeOf({}, nsa), 'bf16', { scorerWeight: 0.1 }).filter(({ source }) => source.includes('scorer'));
+  const names = (nsa: Section) => wanted(nsa).map(({ source }) => source.split('/').slice(-2).join('/'));
+  expect(names({})).toContain('fused/scorer.cu');
+  expect(names({ force_branch: 'sel' })).toEqual(['scorer-loss/cuda.cu']);
+});
+
 describe('scripts of dev/cuda', () => {
   const folder = new URL('../dev/cuda/', import.meta.url);
   const scripts = readdirSync(folder).filter((name) => name.endsWith('.mjs'));

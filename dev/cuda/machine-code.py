@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 SHAPE = "HEADS=12 GROUPS=2 DK=64 DV=64 CMP_L=32 CMP_D=16 SEL_L=64 SEL_N=16 WINDOW=512"
-FUSED = ["compressed", "select", "selected", "window", "combine", "dense", "joint"]
+FUSED = ["compressed", "select", "selected", "window", "combine", "dense", "joint", "scorer"]
 BRANCHES = ["compressed", "select", "selected", "window", "dense"]
 SOURCES = (
     [(f"fused/{name}.cu", SHAPE) for name in FUSED]
@@ -60,6 +60,8 @@ def kernels(cubin):
 def compile_one(tree, source, macros):
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
         path = tree / "src/ops/attention" / source
+        if not path.exists():
+            return {}
         flags = ["-std=c++17", "-arch=sm_90a", f"-I{tree}/src/device/cuda", *(f"-D{macro}" for macro in macros.split())]
         subprocess.run(["nvcc", "-cubin", *flags, "-o", cubin.name, path], check=True)
         return kernels(Path(cubin.name).read_bytes())

@@ -66,7 +66,7 @@ export const ENTRIES = [
       'the figure into docs/explain/context.md and examples/code-model/README.md; then run.mjs --form context --dense, about ' +
       'a quarter of an hour',
     failed:
-      'the same figure; bench train --profile: scorer_shares, scorer_gradients and window_query_gradient come first',
+      'the same figure; bench train --profile: scorer_masses, scorer_gradients and window_query_gradient come first',
   },
   {
     id: 'decode-step',

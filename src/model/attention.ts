@@ -263,13 +263,20 @@ export class Attention {
     const { out, selected, ...branches } =
       cache && !cache.isFresh
         ? this.#attendSparseCached(tape, { q, qWin, gates }, cache, { observer, kernels })
-        : nativeSparseAttention(tape, inputs, raw, this.#sparse, kernels);
+        : nativeSparseAttention(tape, inputs, raw, this.#sparse, this.#scored(kernels));
     if (!cache) observer?.attended?.(this.#layer, { q, k: kSel, selected });
     observer?.selected?.(this.#layer, selected);
     if (branches.scorerLoss) observer?.scorerLoss?.(this.#layer, branches.scorerLoss);
     const given = [...split, qWin, kSel, rawKeys, rawValues, compressedKeys, vCmp, kCmp, gates];
     for (const tensor of new Set([...given, ...Object.values(branches), selected])) tape.drop(tensor);
     return out;
+  }
+
+  /** Beside the fused kernels the scorer loss has no gradient where a forced branch closes the compressed one's gate. */
+  #scored(kernels: SparseOptions | undefined): SparseOptions | undefined {
+    const { forceBranch } = this.#shape.nsa;
+    const isClosed = forceBranch === 'sel' || forceBranch === 'win';
+    return kernels?.scorerWeight && isClosed ? { ...kernels, fusedFrom: Number.POSITIVE_INFINITY } : kernels;
   }
 
   /** Attention of new tokens over a cache that already holds their keys and values. */

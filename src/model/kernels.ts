@@ -51,8 +51,8 @@ export function selectionKernel(config: KernelConfig, device: Device, longest: n
   return fusedBuild(options).queryMajor ? 'v1' : 'v2';
 }
 
-/** The kernels that compute sparse attention, for a table. */
-export function kernelLabel(config: KernelConfig, device: Device, longest: number): string {
+/** The kernels that compute sparse attention of prompts, for a table. */
+export function kernelLabel({ train: _, ...config }: KernelConfig, device: Device, longest: number): string {
   const options = optionsOf(config);
   if (config.model.attention === 'dense') return 'dense';
   if (options.parity) return 'reference (all branches)';

@@ -341,8 +341,9 @@ function evaluationBytes(shape: ModelShape, config: Pick<Config, 'train' | 'runt
   if (on !== 'cuda' || train.eval_every === 0) return 0;
   const tokens = train.seq_len * train.batch_size;
   const stream = bytes * tokens * shape.dim;
+  const plain = { ...config, train: { ...train, scorer_loss: 0 } };
   const inAttention = layerShapes(shape).map(
-    (layer) => tokens * attentionKept(layer, bytes) + (fusedParts(layer, config, setting)?.forward ?? 0),
+    (layer) => tokens * attentionKept(layer, bytes) + (fusedParts(layer, plain, setting)?.forward ?? 0),
   );
   const inFeedForward = bytes * tokens * (upSize(shape) + hiddenSize(shape));
   const logits = bytes * logitRows(shape, tokens, setting) * shape.vocabSize;

@@ -198,6 +198,14 @@ export class EmulatedCuda implements Device, CudaRuntime {
   constructor({ multiprocessors = 4, architecture = 90 } = {}) {
     this.multiprocessors = multiprocessors;
     this.architecture = architecture;
+    const { pool } = this.#host;
+    const take = pool.take.bind(pool);
+    pool.take = (bytes) => {
+      const block = take(bytes);
+      // No number in any type, as in shared memory: a read of memory that nobody has written shows.
+      this.#host.upload(block.address, new Uint8Array(block.bytes).fill(0xff));
+      return block;
+    };
   }
 
   get pool() {

@@ -27,7 +27,7 @@
 #define SEL_N 16  // selected blocks
 #endif
 #ifndef WINDOW
-#define WINDOW 512
+#define WINDOW 512  // 0 in fused kernels that leave the window branch to others, because it has queries of its own
 #endif
 
 constexpr int HPG = HEADS / GROUPS;  // heads per group; they share keys, so they are packed as rows

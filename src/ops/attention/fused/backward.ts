@@ -19,7 +19,7 @@ export type Gradients = Readonly<Record<Exclude<GradientName, 'qWin'>, Tensor>> 
 
 /** Memory that only the backward pass needs. */
 export interface BackwardScratch {
-  /** Null where `joint`, that of the window unless its queries are its own. */
+  /** Null with `joint`; `packedWin` is there all the same if the window branch has queries of its own. */
   readonly packedCmp: Tensor | null;
   readonly packedWin: Tensor | null;
   /** [3, T, H]: rowsum(dOut * branch), and the log-sum-exp in base 2 with the gate in it. */

@@ -53,14 +53,14 @@ export class FusedBatch {
     const union = unionTokens(shape, build, sharedLimit(cuda.architecture));
     const macros = fusedMacros(shape, build, union);
     const compile = (source: Source, more: KernelMacros = {}) => cuda.compile(SOURCES[source], { ...macros, ...more });
-    const other = build.windowApart ? { WINDOW: 0 } : {};
+    const withoutWindow = build.windowApart ? { WINDOW: 0 } : {};
     this.#code = {
-      compressed: compile('compressed', other),
+      compressed: compile('compressed', withoutWindow),
       select: compile('select'),
-      selected: compile('selected', other),
+      selected: compile('selected', withoutWindow),
       window: compile('window'),
       combine: compile('combine'),
-      joint: hasJoint(shape, build, cuda.architecture) ? compile('joint', other) : null,
+      joint: hasJoint(shape, build, cuda.architecture) ? compile('joint', withoutWindow) : null,
       scorer: build.scored ? compile('scorer') : null,
     };
     this.shape = shape;

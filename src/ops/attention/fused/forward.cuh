@@ -396,7 +396,7 @@ __device__ __forceinline__ void attend_each(Tile& tile, unsigned char* shared, c
   }
 }
 
-// Two branches of the same rows. second.prepare() is called once queries and the first branch's tiles have been
+// Two branches of the same rows, the window and another. second.prepare() is called once queries and the first branch's tiles have been
 // requested: then the first warp knows the second branch's tiles. All warps know them after second.complete(), which
 // follows a barrier of the warpgroup. Shared memory: STREAM_SHARED.
 template <int WARPGROUPS, class First, class Second>
@@ -415,7 +415,7 @@ __device__ __forceinline__ void attend_both(const First& first, Second& second, 
   await_queries();
   second.complete();
   ring.steps = first.tiles + second.tiles;
-  attend_tiles<WARPGROUPS, 1>(first, ring, both, 0, own);
+  if constexpr (WINDOW > 0) attend_tiles<WARPGROUPS, 1>(first, ring, both, 0, own);
   attend_tiles<WARPGROUPS, 1>(second, ring, both, first.tiles, own);
 }
 

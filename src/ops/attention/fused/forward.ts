@@ -1,8 +1,8 @@
 /**
  * The forward pass of the fused attention core, kernel by kernel: keys are packed into tiles, the compressed branch
  * gives output and log-sum-exp, blocks are ranked, the lists of the tokens that chose each block are built, and the
- * selected branch ends with the gated sum of all three. The host never waits: the device decides which path the
- * selected branch takes.
+ * selected branch ends with the gated sum of all three, unless the window branch has queries and a kernel of its own.
+ * The host never waits: the device decides which path the selected branch takes.
  */
 import { f32 } from '../../../device/cuda/runtime.js';
 import type { Tape } from '../../../tensor/tape.js';
@@ -201,10 +201,13 @@ export class FusedForward {
   #windowApart(): void {
     const { batch, inputs, results } = this;
     this.window();
-    const lanes = rowLanes(batch.shape.heads.dv);
+    const total = batch.plan.tokens;
+    const rows = (total - this.#start) * batch.shape.heads.heads;
+    const grid = Math.ceil((rows * rowLanes(batch.shape.heads.dv)) / 256);
+    const tensors = [results.oCmp, results.oSel, results.oWin, inputs.gates, results.out];
     batch.launch(
-      ...(['combine', 'combine_forward', { grid: Math.ceil((batch.rows * lanes) / 256), block: 256 }] as const),
-      ...[results.oCmp, results.oSel, results.oWin, inputs.gates, results.out, batch.plan.tokens],
+      ...(['combine', 'combine_forward', { grid, block: 256 }] as const),
+      ...[...tensors.map((tensor) => tensor.rows(this.#start, total)), total - this.#start],
     );
   }
 

@@ -55,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(1024) select_index(const int* total
     if (i < all) {
       const int at = i % blocks, s = sequence_of(cu_blocks, sequences, at);
       const int length = cu_seqlens[s + 1] - cu_seqlens[s], block = at - cu_blocks[s];
-      const int forced = block == 0 ? length : min(length, (block + 2) * SEL_L) - block * SEL_L;
+      const int forced = forced_tokens(block, length);
       value[0] = totals[i];
       value[1] = (value[0] + forced + SEL_CHUNK - 1) / SEL_CHUNK;
     }

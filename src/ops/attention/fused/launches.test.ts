@@ -116,10 +116,10 @@ describe('launches of the fused kernels', () => {
 
   it('add the scorer loss: its values after the lists, its gradients where others read them', () => {
     const { forward, backward, kept } = trace({ scorerWeight: 0.1 });
-    expect(names(forward).slice(-3)).toEqual(['scorer_shares', 'scorer_losses', 'scorer_mean']);
+    expect(names(forward).slice(-3)).toEqual(['scorer_masses', 'scorer_losses', 'scorer_mean']);
     const order = ['combine_backward', 'scorer_delta', 'compressed_backward', 'selected_backward', 'scorer_gradients'];
     const launched = names(backward);
-    const places = [...order, 'scorer_keys', 'selected_query_gradient', 'round_sums'].map((name) =>
+    const places = [...order, 'scorer_key_sums', 'selected_query_gradient', 'round_sums'].map((name) =>
       launched.indexOf(name),
     );
     expect(places).toEqual([...places].sort((a, b) => a - b));
@@ -127,9 +127,9 @@ describe('launches of the fused kernels', () => {
     // A number of each slot and one of each head.
     expect(kept - trace().kept).toBeLessThan(TOKENS * 4 * (2 * 16 + 12) * 1.2);
     const { backward: ordered } = trace({ scorerWeight: 0.1, deterministic: true });
-    expect(find(ordered, 'scorer_keys').values[1]).toBeNull(); // no sums: added to the gradient
-    expect(names(ordered).indexOf('compressed_sum')).toBeLessThan(names(ordered).indexOf('scorer_keys'));
-    expect(names(trace({ scorerWeight: 0 }).forward)).not.toContain('scorer_shares');
+    expect(find(ordered, 'scorer_key_sums').values[1]).toBeNull(); // no sums: added to the gradient
+    expect(names(ordered).indexOf('compressed_sum')).toBeLessThan(names(ordered).indexOf('scorer_key_sums'));
+    expect(names(trace({ scorerWeight: 0 }).forward)).not.toContain('scorer_masses');
   });
 
   it('leave out what a forced path does not need', () => {

@@ -28,6 +28,14 @@
 #define MERGE_TOKENS 8  // tokens of a merge item; a stretch is a multiple of it
 #endif
 
+// Tokens that see a block without choosing it: all for block 0, those of two blocks for the others. selected_backward
+// and write_lists have these two rules in their own words, whose machine code was measured.
+__device__ __forceinline__ int forced_tokens(int block, int length) {
+  return block == 0 ? length : min(length, (block + 2) * SEL_L) - block * SEL_L;
+}
+// Whether the token at position t, which selected the block, chose it by score.
+__device__ __forceinline__ bool is_chosen(int block, int t) { return block > 0 && block < t / SEL_L - 1; }
+
 constexpr int RING = LAG + SLACK;
 constexpr int MAX_STRETCHES = 128;
 constexpr int ADAPTIVE = 0, TILE_UNION = 1, KV_OUTER = 2, TILE_GATHER = 3,

@@ -237,10 +237,12 @@ export function overlapping({ l, d, lSel }: SparseShape): number {
 export function scorerShared({ heads, sparse }: FusedShape) {
   const rows = 16 * Math.ceil(overlapping(sparse) / 16);
   const pk = panels(heads.dk);
-  const both = 4 * SEL_CHUNK + pk * rows * 128 + pk * PANEL + 128; // a list, compressed keys, a tile of queries a warp
+  // A list, compressed keys, and for each of four warps 16 rows of queries.
+  const both = 4 * SEL_CHUNK + pk * rows * 128 + pk * PANEL + 128;
+  const transposed = 4 * 16 * 32;
   return {
-    scorer_shares_shared: both + pk * PANEL,
-    scorer_gradients_shared: both + 4 * 16 * 32 + rows * heads.dk * 4,
+    scorer_masses_shared: both + pk * PANEL,
+    scorer_gradients_shared: both + transposed + rows * heads.dk * 4,
   };
 }
 

@@ -1,11 +1,14 @@
-// The scorer loss (train.scorer_loss, see scorer-loss/reference.ts) beside the fused kernels. Its price is that of the
-// blocks that were chosen by score: products go along the lists of the tokens that chose each block, 16 rows (token,
-// head) of a list a warp. Chosen blocks lie before block cur - 1, so a token sees all of their keys, and all compressed
-// keys that overlap them: nothing is masked. Nothing is added atomically.
+// The scorer loss (train.scorer_loss, see scorer-loss/reference.ts) beside the fused kernels. Words such as list, item,
+// slot and forced block: ../README.md, Vocabulary.
 //
-// A probability p of the compressed branch gets the gradient p * (w * dI - mean), where w * dI is the part of the
-// chosen blocks it overlaps and `mean` the mean of these parts over all compressed keys. The part `mean`, which every
-// visible key has, goes through the compressed branch's own backward pass, in its delta (scorer_delta).
+// The cost is that of the blocks that were chosen by score: products go along the lists of the tokens that chose each
+// block, 16 rows (token, head) of a list a warp. Chosen blocks lie before block cur - 1, so a token sees all of their
+// keys, and all compressed keys that overlap them: nothing is masked. Nothing is added atomically.
+//
+// With dI, the gradient of a block's importance, the score of a compressed key of probability p gets the gradient
+// p * (g - mean): g is the sum of overlap * dI over the chosen blocks that the key overlaps, mean the sum of p * g over
+// all keys. The term -p * mean, which every visible key has, goes through the compressed branch's own backward pass, in
+// its delta (scorer_delta). The term p * g is computed here (scorer_gradients).
 #include "matrix.cuh"
 #include "plan.cuh"
 #include "top-blocks.cuh"
@@ -20,11 +23,10 @@ constexpr int ROW_PANEL = ROWS * 128;  // bytes of 64 columns of a tile of rows
 // Entries of the list, keys of the block, compressed keys, and a tile of queries for each warp
 constexpr int LIST_BYTES = SEL_CHUNK * 4, BLOCK_BYTES = PK * PANEL, CMP_BYTES = PK * KEY_TILES * ROW_PANEL;
 constexpr int QUERY_BYTES = WARPS * PK * ROW_PANEL;
-EXPORT(scorer_shares_shared, LIST_BYTES + CMP_BYTES + QUERY_BYTES + BLOCK_BYTES + 128)
+EXPORT(scorer_masses_shared, LIST_BYTES + CMP_BYTES + QUERY_BYTES + BLOCK_BYTES + 128)
 // Beside these a tile of score gradients for each warp, and the sums of the keys' gradients
 EXPORT(scorer_gradients_shared,
        LIST_BYTES + CMP_BYTES + QUERY_BYTES + WARPS * ROWS * 32 + KEY_TILES * ROWS * DK * 4 + 128)
-EXPORT(scorer_width, WIDTH)
 
 // Tokens that compressed key `key` of the WIDTH ones shares with the block, in strides; 0 past the last key.
 __device__ __forceinline__ float overlap(int key) {
@@ -48,9 +50,9 @@ struct Chosen {
 };
 
 // False if the item has forced tokens alone. Loads the entries.
-__device__ __forceinline__ bool chosen_tokens(Chosen& chosen, unsigned char* shared, const int* items,
-                                              const int* offsets, const u32* lists, const int* cu_seqlens,
-                                              const int* cu_blocks, int sequences) {
+__device__ __forceinline__ bool load_chosen(Chosen& chosen, unsigned char* shared, const int* items, const int* offsets,
+                                            const u32* lists, const int* cu_seqlens, const int* cu_blocks,
+                                            int sequences) {
   const int blocks = cu_blocks[sequences];
   if (blockIdx.x >= offsets[2 * (blocks * GROUPS + 1) - 1]) return false;
   const int list = items[blockIdx.x * 2], from = items[blockIdx.x * 2 + 1] * SEL_CHUNK, at = list % blocks;
@@ -60,7 +62,7 @@ __device__ __forceinline__ bool chosen_tokens(Chosen& chosen, unsigned char* sha
   chosen.group = list / blocks;
   if (chosen.block == 0) return false;
   const int length = cu_seqlens[chosen.sequence + 1] - chosen.first;
-  const int forced = min(length, (chosen.block + 2) * SEL_L) - chosen.block * SEL_L;
+  const int forced = forced_tokens(chosen.block, length);
   const int begin = max(0, from - forced), end = min(offsets[list + 1] - offsets[list], from - forced + SEL_CHUNK);
   if (begin >= end) return false;
   chosen.rows = (end - begin) * HPG;
@@ -89,8 +91,7 @@ __device__ __forceinline__ void copy_compressed(u32 to, const Chosen& chosen, co
 }
 
 // The queries of rows `row0` ... row0 + 15 by one warp; absent rows repeat the last one.
-__device__ __forceinline__ void load_queries(u32 (&a)[SLICES][4], u32 to, const Chosen& chosen, int row0,
-                                             const bf16* q) {
+__device__ __forceinline__ void load_tile(u32 (&a)[SLICES][4], u32 to, const Chosen& chosen, int row0, const bf16* q) {
   const int lane = threadIdx.x & 31;
   __syncwarp();  // every lane has read the tile before
   copy_rows<32>(to, ROW_PANEL, ROWS, lane, q, [&](int r) { return chosen.query(row0 + r); });
@@ -119,15 +120,15 @@ __device__ __forceinline__ void scores(float (&d)[8], const u32 (&a)[SLICES][4],
 }
 __device__ __forceinline__ int key_of(int e) { return e / 4 * 8 + (threadIdx.x & 3) * 2 + (e & 1); }
 
-// Writes two numbers for each chosen block of a row: its share of the selected branch's attention, and its importance,
-// the sum of overlap * p. shares: [T, G, n, h] pairs. grid (upper bound of items)
-extern "C" __global__ void __launch_bounds__(WARPS * 32) scorer_shares(
-    const bf16* q, const bf16* k_sel, const bf16* k_cmp, const float* lse_sel, const float* lse_cmp, float2* shares,
+// Writes two numbers for each chosen block of a row: its mass, the sum of the selected branch's probabilities of its
+// keys, and its importance, the sum of overlap * p. masses: [T, G, n, h] pairs. grid (upper bound of items)
+extern "C" __global__ void __launch_bounds__(WARPS * 32) scorer_masses(
+    const bf16* q, const bf16* k_sel, const bf16* k_cmp, const float* lse_sel, const float* lse_cmp, float2* masses,
     const int* items, const int* offsets, const u32* lists, const int* cu_seqlens, const int* cu_cmp,
     const int* cu_blocks, int sequences) {
   extern __shared__ unsigned char shared[];
   Chosen chosen;
-  if (!chosen_tokens(chosen, shared, items, offsets, lists, cu_seqlens, cu_blocks, sequences)) return;
+  if (!load_chosen(chosen, shared, items, offsets, lists, cu_seqlens, cu_blocks, sequences)) return;
   const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
   const u32 base = (shared_address(shared) + LIST_BYTES + 127) & ~127u;
   const u32 compressed = base, keys = base + CMP_BYTES, queries = keys + BLOCK_BYTES + warp * PK * ROW_PANEL;
@@ -141,7 +142,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) scorer_shares(
   const float c = scale_log2();
   for (int row0 = warp * ROWS; row0 < chosen.rows; row0 += WARPS * ROWS) {
     u32 a[SLICES][4];
-    load_queries(a, queries, chosen, row0, q);
+    load_tile(a, queries, chosen, row0, q);
     const int row = row0 + lane / 4;
     const i64 at[2] = {chosen.query(row), chosen.query(row + 8)};
     float mass[2] = {0.0f, 0.0f}, importance[2] = {0.0f, 0.0f}, d[8];
@@ -166,14 +167,14 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) scorer_shares(
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       const float2 pair = make_float2(quad_sum(mass[i]), quad_sum(importance[i]));
-      if ((lane & 3) == 0 && row + i * 8 < chosen.rows) shares[chosen.place(row + i * 8)] = pair;
+      if ((lane & 3) == 0 && row + i * 8 < chosen.rows) masses[chosen.place(row + i * 8)] = pair;
     }
   }
 }
 
 // A warp per (token, group): the loss, the gradient of the importance of each slot [T, G, n], and for each head the
 // mean of its gradients [T, H].
-extern "C" __global__ void __launch_bounds__(256) scorer_losses(const int* selected, const float2* shares,
+extern "C" __global__ void __launch_bounds__(256) scorer_losses(const int* selected, const float2* masses,
                                                                 float* d_importance, float* mean, float* losses,
                                                                 const int* cu_seqlens, int sequences) {
   constexpr int SLOTS = (SEL_N + 31) / 32;  // of a lane
@@ -186,11 +187,11 @@ extern "C" __global__ void __launch_bounds__(256) scorer_losses(const int* selec
 #pragma unroll
   for (int i = 0; i < SLOTS; i++) {
     const int slot = i * 32 + lane, block = slot < SEL_N ? selected[item * SEL_N + slot] : -1;
-    const bool chosen = block > 0 && block < t / SEL_L - 1;
+    const bool chosen = is_chosen(block, t);
     mass[i] = importance[i] = gradient[i] = 0.0f;
 #pragma unroll
     for (int r = 0; r < HPG; r++) {
-      const float2 x = chosen ? shares[(item * SEL_N + slot) * HPG + r] : make_float2(0.0f, 0.0f);
+      const float2 x = chosen ? masses[(item * SEL_N + slot) * HPG + r] : make_float2(0.0f, 0.0f);
       mass[i] += x.x;
       importance[i] += x.y;
       of_head[i][r] = x.y;
@@ -243,7 +244,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) scorer_gradients(
     const int* cu_cmp, const int* cu_blocks, int sequences) {
   extern __shared__ unsigned char shared[];
   Chosen chosen;
-  if (!chosen_tokens(chosen, shared, items, offsets, lists, cu_seqlens, cu_blocks, sequences)) return;
+  if (!load_chosen(chosen, shared, items, offsets, lists, cu_seqlens, cu_blocks, sequences)) return;
   const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
   const u32 origin = shared_address(shared), base = (origin + LIST_BYTES + 127) & ~127u;
   const u32 compressed = base, queries = base + CMP_BYTES + warp * PK * ROW_PANEL,
@@ -263,7 +264,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) scorer_gradients(
       for (int e = 0; e < 4; e++) d_key[k][n][e] = 0.0f;
   for (int row0 = warp * ROWS; row0 < chosen.rows; row0 += WARPS * ROWS) {
     u32 a[SLICES][4];
-    load_queries(a, queries, chosen, row0, q);
+    load_tile(a, queries, chosen, row0, q);
     float shift[2], weight[2], d_query[DK / 8][4];
     bf16* share[2];
 #pragma unroll
@@ -281,7 +282,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) scorer_gradients(
 #pragma unroll
     for (int k = 0; k < KEY_TILES; k++) {
       float d[8];
-      u32 ds[4], across[4], b[4];
+      u32 ds[4], transposed[4], b[4];
       scores(d, a, compressed, KEY_TILES * ROW_PANEL, k * ROWS);
 #pragma unroll
       for (int e = 0; e < 8; e++) {
@@ -296,14 +297,14 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) scorer_gradients(
         *(u32*)(shared + (turned - origin) + (lane / 4 + (i & 1) * 8) * 32 + i / 2 * 16 + (lane & 3) * 4) = ds[i];
       }
       __syncwarp();
-      load_fragment<true>(across, turned + ((lane >> 4) * 8 + (lane & 7)) * 32 + ((lane >> 3) & 1) * 16);
+      load_fragment<true>(transposed, turned + ((lane >> 4) * 8 + (lane & 7)) * 32 + ((lane >> 3) & 1) * 16);
       __syncwarp();
 #pragma unroll
       for (int n = 0; n < DK / 16; n++) {
         const int panel = n / 4, chunk = n % 4 * 2 + (lane >> 4);
         load_fragment<true>(b, queries + panel * ROW_PANEL + swizzle(lane & 15, chunk));
-        mma_bf16(d_key[k][n * 2], across[0], across[1], across[2], across[3], b[0], b[1]);
-        mma_bf16(d_key[k][n * 2 + 1], across[0], across[1], across[2], across[3], b[2], b[3]);
+        mma_bf16(d_key[k][n * 2], transposed[0], transposed[1], transposed[2], transposed[3], b[0], b[1]);
+        mma_bf16(d_key[k][n * 2 + 1], transposed[0], transposed[1], transposed[2], transposed[3], b[2], b[3]);
         load_fragment<true>(b, compressed + panel * KEY_TILES * ROW_PANEL + swizzle(k * ROWS + (lane & 15), chunk));
         mma_bf16(d_query[n * 2], ds[0], ds[1], ds[2], ds[3], b[0], b[1]);
         mma_bf16(d_query[n * 2 + 1], ds[0], ds[1], ds[2], ds[3], b[2], b[3]);
@@ -338,9 +339,10 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) scorer_gradients(
 
 // Adds the parts of the blocks that a compressed key overlaps, in order, to the gradient of the key: to fp32 sums, or
 // where these are null to bf16. A thread per column. grid (keys * G * Dk / 256)
-extern "C" __global__ void __launch_bounds__(256) scorer_keys(const float* parts, float* sums, bf16* dk,
-                                                              const int* offsets, const int* cu_seqlens,
-                                                              const int* cu_cmp, const int* cu_blocks, int sequences) {
+extern "C" __global__ void __launch_bounds__(256) scorer_key_sums(const float* parts, float* sums, bf16* dk,
+                                                                  const int* offsets, const int* cu_seqlens,
+                                                                  const int* cu_cmp, const int* cu_blocks,
+                                                                  int sequences) {
   const i64 i = (i64)blockIdx.x * 256 + threadIdx.x;
   if (i >= (i64)cu_cmp[sequences] * GROUPS * DK) return;
   const int column = (int)(i % DK), group = (int)(i / DK % GROUPS), key = (int)(i / DK / GROUPS);
@@ -350,7 +352,7 @@ extern "C" __global__ void __launch_bounds__(256) scorer_keys(const float* parts
   for (int block = max(1, at / PER_BLOCK); block <= last; block++) {
     const int list = group * blocks + cu_blocks[s] + block, begin = offsets[blocks * GROUPS + 1 + list];
     if (offsets[list + 1] == offsets[list]) continue;
-    const int forced = min(length, (block + 2) * SEL_L) - block * SEL_L;
+    const int forced = forced_tokens(block, length);
     for (int item = begin + forced / SEL_CHUNK; item < offsets[blocks * GROUPS + 2 + list]; item++)
       sum += parts[((i64)item * WIDTH + at - block * PER_BLOCK + CARRY) * DK + column];
   }

@@ -11,8 +11,9 @@ import type { FusedBatch } from './code.js';
 import type { ForwardResults } from './forward.js';
 import { overlapping } from './plan.js';
 
+/** As in scorer.cu. */
 const WARPS = 4;
-/** Compressed keys that may overlap a block: more do not fit the registers of `scorer_gradients`. */
+/** Compressed keys that may overlap a block: `scorer_gradients` keeps the sums of all in registers. */
 const MAX_WIDTH = 32;
 
 /** Why the scorer loss does not run beside the fused kernels, as a sentence; null if it does. */
@@ -55,18 +56,18 @@ export class FusedScorer {
     this.loss = tape.zeros([1]);
     this.saved = [tape.empty([total, heads.groups, sparse.nSel]), tape.empty([total, heads.heads])];
     if (this.#pairs === 0) return;
-    const shares = tape.empty([total, heads.heads, sparse.nSel, 2]);
+    const masses = tape.empty([total, heads.heads, sparse.nSel, 2]);
     const losses = tape.empty([total, heads.groups]);
-    this.#launchItems('scorer_shares', ...[inputs.q, inputs.kSel, inputs.kCmp, results.lseSel, results.lseCmp, shares]);
+    this.#launchItems('scorer_masses', ...[inputs.q, inputs.kSel, inputs.kCmp, results.lseSel, results.lseCmp, masses]);
     batch.launch(
       ...(['scorer', 'scorer_losses', { grid: Math.ceil((total * heads.groups) / 8), block: 256 }] as const),
-      ...[results.selected, shares, ...this.saved, losses, batch.tokenStarts, batch.sequences],
+      ...[results.selected, masses, ...this.saved, losses, batch.tokenStarts, batch.sequences],
     );
     scorerCode(cuda, null, heads.dk).launch(
       ...(['scorer_mean', { grid: 1, block: 256 }, losses, batch.tokenStarts, this.loss] as const),
       ...[batch.sequences, heads.groups, f64(this.#pairs)],
     );
-    for (const tensor of [shares, losses]) tape.drop(tensor);
+    for (const tensor of [masses, losses]) tape.drop(tensor);
   }
 
   /** Adds to the delta of the compressed branch [T, H] before its backward pass reads it. */
@@ -92,7 +93,7 @@ export class FusedScorer {
     batch.launch(
       ...([
         'scorer',
-        'scorer_keys',
+        'scorer_key_sums',
         { grid: Math.ceil((plan.compressed * groups * shape.heads.dk) / 256), block: 256 },
       ] as const),
       ...[parts, sums, dKeys, this.#results.offsets, batch.tokenStarts, batch.compressedStarts, batch.blockStarts],
@@ -101,7 +102,7 @@ export class FusedScorer {
   }
 
   /** A block for every work item of the selected branch's backward pass. */
-  #launchItems(name: 'scorer_shares' | 'scorer_gradients', ...values: Parameters<FusedBatch['launch']>[3][]): void {
+  #launchItems(name: 'scorer_masses' | 'scorer_gradients', ...values: Parameters<FusedBatch['launch']>[3][]): void {
     const batch = this.#batch;
     const { backwardItems, offsets, lists } = this.#results;
     batch.launch(

@@ -7,7 +7,7 @@
 //   selected_dense, selected_gather (selected-gather.cuh)
 //                     tile-gather: blocks 0, cur-1, cur densely; then the tokens of a block share a stream over the
 //                     union of what they chose, and each step gathers the rows that chose its block.
-// selected_union and selected_dense do the window branch of their tokens as well, with the same queries.
+// selected_union and selected_dense do the window branch of their tokens as well, with the same queries (WINDOW > 0).
 //   selected_backward (selected-backward.cuh)
 //                     KV-outer over forced and chosen tokens alike.
 // All forward paths are launched; the plan (plan.cuh) decides on the device which one works on which stretch of

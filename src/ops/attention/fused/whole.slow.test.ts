@@ -1,5 +1,6 @@
 /** The fused core as a whole on the thread emulator, forward and backward, against float64. */
-import { describe, expect, it } from 'vitest';
+import { setImmediate } from 'node:timers/promises';
+import { afterEach, describe, expect, it } from 'vitest';
 import { Tape } from '../../../tensor/tape.js';
 import type { Tensor } from '../../../tensor/tensor.js';
 import { type AttentionCase, randomInputs, upload } from '../../../testing/attention.js';
@@ -64,6 +65,9 @@ const VARIANTS: readonly Variant[] = [
   },
   { name: 'nothing is chosen by score', example: { ...CASE, lengths: [100, 0, 7] } },
 ];
+
+// The emulator blocks the thread, and the test runner wants to hear of it.
+afterEach(() => setImmediate());
 
 describe('the fused core on the emulator, with queries of the window branch apart and the scorer loss', () => {
   it.each(VARIANTS)('equals the reference: $name', ({ example, architecture = 80, options }) => {

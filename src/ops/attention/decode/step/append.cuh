@@ -11,6 +11,7 @@
 #ifndef ROPE_WINDOW
 #define ROPE_WINDOW 0
 #endif
+static_assert(!ROPE_WINDOW || CMP_ROPE == 0, "positions in the window alone: compressed keys have none");
 
 // Partial softmax of the heads: maxima [HPG], sums [HPG], results [HPG][DV].
 struct Partial {
@@ -105,7 +106,7 @@ template <int THREADS> __device__ __forceinline__ bf16* page_of_task(const Cache
 
 // By a whole block of threads, for one (sequence, group). page: of the thread's task. rotation: [2][DK / 2], of the
 // token's position and of the compressed block's that it may complete: then the heads see the block and leave that in
-// `to`. token [TOKEN], q (the rotated queries), key [DK] and block [DK + DV] are shared memory.
+// `to`. token [TOKEN], q (the queries of the compressed branch), key [DK] and block [DK + DV] are shared memory.
 template <int THREADS, int ROW = DV>
 __device__ __forceinline__ void append_token(const Caches& caches, bf16* page, int b, int g, int position,
                                              const bf16* token, const float2* rotation, const float* weight_keys,

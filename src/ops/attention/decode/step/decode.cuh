@@ -129,7 +129,7 @@ struct Unit {
   }
 };
 
-// The queries of a group's heads, rotated, as the first operand: rows g and g + 8.
+// The queries of a group's heads as the first operand: rows g and g + 8.
 struct Queries {
   uint4 rows[HALVES][KP];
 
