@@ -13,24 +13,36 @@ const root = join(dirname(fileURLToPath(import.meta.url)), '..');
 const PAGE = join(root, 'docs', 'explain', 'context.md');
 const CHART = join(root, 'docs', 'images', 'context-needles.svg');
 const LANGUAGE_CHART = join(root, 'docs', 'images', 'context-language.svg');
+const SMALL_CHART = join(root, 'docs', 'images', 'context-small-language.svg');
 const { runs } = JSON.parse(readFileSync(join(root, 'bench', 'results', 'context.json'), 'utf8'));
+
+const LANGUAGE_NAMES = {
+  'code-dense': 'dense attention',
+  'code-nsa': 'sparse',
+  'code-scorer': 'sparse with the loss',
+  'code-scorer-window': 'and positions in the window alone',
+};
+const SMALL_NAMES = { 'small-code-dense': 'dense attention', 'small-code-window': 'sparse, the whole recipe' };
 
 const order = [...new Set(runs.map(({ variant }) => variant))];
 const sorted = runs.sort((a, b) => order.indexOf(a.variant) - order.indexOf(b.variant) || a.seed - b.seed);
 const language = sorted.filter(({ variant, validation }) => variant.startsWith('code-') && validation);
+const small = sorted.filter(({ variant, validation }) => variant.startsWith('small-code-') && validation);
 const needles = sorted.filter(({ lengths }) => lengths);
 const parts = {
   needles: needleRows(needles),
   seeds: seedTable(needles),
   choice: choiceRows(needles),
   language: languageRows(language),
+  'small-language': languageRows(small),
   stories: storyRows(sorted.filter(({ config, validation }) => config === 'quickstart' && validation)),
 };
 writeOrCheck(
   [
     [PAGE, withFigures(PAGE, parts)],
     [CHART, `${chart()}\n`],
-    [LANGUAGE_CHART, `${languageChart()}\n`],
+    [LANGUAGE_CHART, `${languageChart(language, LANGUAGE_NAMES)}\n`],
+    [SMALL_CHART, `${languageChart(small, SMALL_NAMES)}\n`],
   ],
   process.argv.includes('--check'),
 );
@@ -152,18 +164,12 @@ function chart() {
   });
 }
 
-function languageChart() {
-  const names = {
-    'code-dense': 'dense attention',
-    'code-nsa': 'sparse',
-    'code-scorer': 'sparse with the loss',
-    'code-scorer-window': 'and positions in the window alone',
-  };
+function languageChart(rows, names) {
   return lineChart({
     title: 'What context beyond 64 tokens is worth, by the length of the context',
     ...{ x: 'tokens', y: 'nats', hasPowersOfTwo: true },
     series: Object.entries(names).map(([variant, name]) => {
-      const seeds = seedsOf(language, variant).map(({ validation }) => validation.far.by_position);
+      const seeds = seedsOf(rows, variant).map(({ validation }) => validation.far.by_position);
       const at = seeds[0].map(({ to }, i) => [Math.log2(to), seeds.map((rows) => rows[i].gain)]);
       return {
         name: `${name} (${seeds.length})`,

@@ -7,8 +7,8 @@
 // Runs follow the order of PLAN, --jobs of them at a time. One that is in --out already is left out, so a race that was
 // stopped continues with the same command. Each run adds one row when it ends; one that fails adds its error, and is made
 // again. --until stops at a time of day, also in the middle of a run, which then starts again with the next call. The
-// models stay in --work. --device cuda takes the variants that need a GPU: they train on the Python code in --code, by
-// default that of python3's packages. Needs `npm run build`. context-page.mjs writes the page.
+// models stay in --work. --device cuda takes the variants that need a GPU. Those of code train on the Python code in
+// --code, by default that of python3's packages. Needs `npm run build`. context-page.mjs writes the page.
 import { execFileSync, spawn } from 'node:child_process';
 import { existsSync, mkdirSync, readdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs';
 import { cpus } from 'node:os';
