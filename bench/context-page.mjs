@@ -34,7 +34,7 @@ const parts = {
   seeds: seedTable(needles),
   choice: choiceRows(needles),
   language: languageRows(language),
-  'small-language': languageRows(small),
+  small: languageRows(small),
   stories: storyRows(sorted.filter(({ config, validation }) => config === 'quickstart' && validation)),
 };
 writeOrCheck(

@@ -64,6 +64,12 @@ describe('text_cpu', () => {
     expect(() => loadConfig({ env: {}, config: 'text_cpu' })).toThrow(/^data\.path: .*--local-path/);
   });
 
+  it('has the recipe for models that use their context', () => {
+    const { nsa, train } = load('text_cpu');
+    expect(nsa).toMatchObject({ rope: 'window', cmp_rope: 'none', gate_temp: 10 });
+    expect(train).toMatchObject({ optimizer: 'muon', scorer_loss: 0.1 });
+  });
+
   it('suits any text: positions, a window of words, a folder of its own', () => {
     const { model, nsa, data, train } = load('text_cpu');
     expect([data.source, data.tokenizer, model.rope_scale]).toEqual(['text', 'byte', 1]);
