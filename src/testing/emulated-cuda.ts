@@ -202,7 +202,7 @@ export class EmulatedCuda implements Device, CudaRuntime {
     const take = pool.take.bind(pool);
     pool.take = (bytes) => {
       const block = take(bytes);
-      // No number in any type, as in shared memory: a read of memory that nobody has written shows.
+      // NaN in every type of float, as in shared memory, so that a read before the first write shows.
       this.#host.upload(block.address, new Uint8Array(block.bytes).fill(0xff));
       return block;
     };

@@ -396,9 +396,9 @@ __device__ __forceinline__ void attend_each(Tile& tile, unsigned char* shared, c
   }
 }
 
-// Two branches of the same rows, the window and another. second.prepare() is called once queries and the first branch's tiles have been
-// requested: then the first warp knows the second branch's tiles. All warps know them after second.complete(), which
-// follows a barrier of the warpgroup. Shared memory: STREAM_SHARED.
+// Two branches of the same rows, the window and another. second.prepare() is called once queries and the first branch's
+// tiles have been requested: then the first warp knows the second branch's tiles. All warps know them after
+// second.complete(), which follows a barrier of the warpgroup. Shared memory: STREAM_SHARED.
 template <int WARPGROUPS, class First, class Second>
 __device__ __forceinline__ void attend_both(const First& first, Second& second, unsigned char* shared) {
   const u32 base = (shared_address(shared) + 1023) & ~1023u, own = base + warpgroup() * PK * PANEL;

@@ -39,7 +39,8 @@ window_forward(const bf16* q, const unsigned char* packed, bf16* out, float* lse
   attend<WIN_WARPGROUPS, WIN_WIDE>(branch, shared);
 }
 
-// dQ of the window alone (dense attention, layers of a window, queries of its own). grid (tiles of all sequences, groups)
+// dQ of the window alone: dense attention, layers of a window, a window with queries of its own. grid (tiles of all
+// sequences, groups)
 extern "C" __global__ void __launch_bounds__(STREAM_THREADS<WIN_DQ_WARPGROUPS>, FORWARD_BLOCKS(WIN_DQ_WARPGROUPS, 1))
 window_query_gradient(const bf16* q, const unsigned char* packed, const bf16* d_out, const float* shift,
                       const float* delta, bf16* dq, const int* cu_seqlens, int sequences) {
