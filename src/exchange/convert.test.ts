@@ -100,11 +100,14 @@ describe('a converted model', () => {
   it('comes from a run with its tokenizer and sizes, and its config continues the training', async () => {
     const path = fresh('run');
     const model = { attention: 'dense', mlp: 'swiglu' };
-    const config = tinyConfig(root, { model, train: { steps: 2, out_dir: path, save_every: 1, eval_every: 0 } });
+    // Keys of sparse attention that a dense model has not used: those of text_cpu.
+    const nsa = { rope: 'window', cmp_rope: 'none', gate_temp: 10 };
+    const config = tinyConfig(root, { model, nsa, train: { steps: 2, out_dir: path, save_every: 1, eval_every: 0 } });
     await runTraining(config);
     const sparse = await convert(join(path, 'checkpoints', 'step-1'));
     const { config: continued } = loadConfig({ env: {}, config: join(sparse, 'train.yaml'), flags: new Map() });
-    expect(continued.nsa).toMatchObject({ l: 8, d: 4, l_sel: 16, n_sel: 4, w: 16, cmp_rope: 'before' });
+    expect(continued.nsa).toMatchObject({ l: 8, d: 4, l_sel: 16, n_sel: 4, w: 16 });
+    expect(continued.nsa).toMatchObject({ rope: 'all', cmp_rope: 'before', gate_temp: 1 });
     const once = { ...config.train, steps: 1, lr: 1e-9 };
     const train = { ...once, init_from: continued.train.init_from, out_dir: fresh('continued') };
     const { result } = await runTraining({ ...config, model: continued.model, nsa: continued.nsa, train });

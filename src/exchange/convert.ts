@@ -48,8 +48,11 @@ export interface ConvertReport {
 /** A config for `trefoil train` that continues from the converted model. */
 export const TRAIN_CONFIG = 'train.yaml';
 
-/** Keys that the copied weights decide: keys are rotated before they are averaged, and the gate is closed by its logits. */
-const FIXED = { phi: 'avg', cmp_rope: 'before', gate: 'softmax', gate_temp: 1 } as const;
+/**
+ * Keys that the copied weights decide: keys are rotated in all branches, before they are averaged, and the gate is closed
+ * by its logits.
+ */
+const FIXED = { phi: 'avg', rope: 'all', cmp_rope: 'before', gate: 'softmax', gate_temp: 1 } as const;
 
 /** Writes `dense` as a sparse model to the new folder `out`, which appears only when it is complete. */
 export function convertToSparse(dense: DenseModel, out: string, options: ConvertOptions = {}): ConvertReport {
