@@ -206,7 +206,7 @@ const LONG_MESSAGE = { messages: BASE.messages, max_tokens: 3000 };
 it.each([
   [
     '/v1/responses',
-    { input: 'Weather?', stream: true },
+    { input: 'Weather?', stream: true, max_output_tokens: 3000 },
     /event: response\.failed\ndata: .*the server stops[^\n]*\n\n$/,
   ],
   ['/v1/messages', { ...LONG_MESSAGE, stream: true }, /event: error\ndata: .*"overloaded_error"[^\n]*\n\n$/],
@@ -217,7 +217,7 @@ it.each([
   const [answer] = await Promise.all([
     fetch(server.url + path, { method: 'POST', body: JSON.stringify({ model: 'tiny', ...body }) }),
     expect
-      .poll(() => host.stats().running, { timeout: 30_000 })
+      .poll(() => host.stats().running, { timeout: 30_000, interval: 1 }) // the answer takes some milliseconds
       .toBe(1)
       .then(() => server.drain(0)),
   ]);
